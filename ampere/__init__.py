@@ -1,0 +1,4 @@
+"""The Ampere emitter: `cp.async` pipelines, `ldmatrix` and `mma.sync` kernels (sm_80, sm_86, sm_89, sm_90)."""
+
+if __name__ != "cute_attn.ampere":
+    raise ImportError("this directory is the package cute_attn.ampere; import it by that name")

@@ -1,0 +1,36 @@
+"""Shared pytest set-up: the `gpu` marker and the hypothesis profiles.
+
+Tests marked `gpu` are deselected by default (see `addopts` in pyproject.toml). Selected by `-m gpu` on a machine
+without a CUDA device they are skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import hypothesis
+import pytest
+
+hypothesis.settings.register_profile("dev", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@functools.cache
+def why_no_gpu() -> str | None:
+    """Return why `gpu` tests cannot run here, or None if they can."""
+    try:
+        import torch
+    except ImportError as error:
+        return f"torch cannot be imported: {error}"
+    if not torch.backends.cuda.is_built():
+        return f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None and (reason := why_no_gpu()):
+        pytest.skip(f"needs a GPU: {reason}")
