@@ -1,4 +1,7 @@
-"""The Ampere emitter: `cp.async` pipelines, `ldmatrix` and `mma.sync` kernels (sm_80, sm_86, sm_89, sm_90)."""
+"""The Ampere emitter: `cp.async` pipelines, `ldmatrix` and `mma.sync` kernels.
+
+For sm_80, sm_86 and sm_89; the same kernels also build for sm_90.
+"""
 
 if __name__ != "cute_attn.ampere":
     raise ImportError("this directory is the package cute_attn.ampere; import it by that name")

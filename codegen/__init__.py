@@ -1,6 +1,7 @@
 """Kernel specs and source generation: a `KernelSpec` goes in, CuTe C++ text comes out.
 
-Architecture-neutral pieces live here; `cute_attn.hopper` and `cute_attn.ampere` hold the two emitters.
+Architecture-neutral pieces live here; `cute_attn.hopper` and `cute_attn.ampere` hold the two
+emitters.
 """
 
 if __name__ != "cute_attn.codegen":

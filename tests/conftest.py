@@ -1,7 +1,7 @@
 """Shared pytest set-up: the `gpu` marker and the hypothesis profiles.
 
-Tests marked `gpu` are deselected by default (see `addopts` in pyproject.toml). Selected by `-m gpu` on a machine
-without a CUDA device they are skipped, with the reason.
+Tests marked `gpu` are deselected by default (see `addopts` in pyproject.toml). Selected with
+`-m gpu` on a machine without a CUDA device they are skipped, with the reason.
 """
 
 from __future__ import annotations
