@@ -1,0 +1,86 @@
+"""The parameter block of the attention kernels, and of the merge that follows them."""
+
+from __future__ import annotations
+
+from cute_attn.abi import Field, ParameterBlock
+from cute_attn.variants import Variant
+
+_ROWS = (
+    Field("q", "pointer", "(q_tokens, qo_heads, head_dim_qk)", "Element const"),
+    Field("out", "pointer", "(q_tokens, qo_heads, head_dim_vo)", "Element"),
+    Field("lse", "pointer", "(q_tokens, qo_heads), natural log; null if not wanted", "float"),
+    Field("plan", "pointer", "plan buffer, see work.hpp", "int32_t const"),
+    Field("partial_out", "pointer", "(slots, tile_q, head_dim_vo)", "float"),
+    Field("partial_lse", "pointer", "(slots, tile_q), base 2", "float"),
+    Field("q_token_stride", "i64", "elements"),
+    Field("q_head_stride", "i64", "elements"),
+    Field("out_token_stride", "i64", "elements"),
+    Field("out_head_stride", "i64", "elements"),
+)
+
+_KV_POINTERS = (
+    Field("k", "pointer", "(kv_tokens, kv_heads, head_dim_qk), or (pages, ...)", "Element const"),
+    Field("v", "pointer", "(kv_tokens, kv_heads, head_dim_vo), or (pages, ...)", "Element const"),
+    Field("k_page_stride", "i64", "elements; 0 for ragged KV"),
+    Field("k_token_stride", "i64", "elements"),
+    Field("k_head_stride", "i64", "elements"),
+    Field("v_page_stride", "i64", "elements; 0 for ragged KV"),
+    Field("v_token_stride", "i64", "elements"),
+    Field("v_head_stride", "i64", "elements"),
+)
+
+_TENSOR_MAPS = (
+    Field("k_map", "tensor_map", "(head_dim_qk, rows of a page, kv_heads, pages)"),
+    Field("v_map", "tensor_map", "(head_dim_vo, rows of a page, kv_heads, pages)"),
+)
+
+_PAGES = (
+    Field("page_table", "pointer", "page numbers of all requests", "int32_t const"),
+    Field("num_pages", "i32", "pages in the pool"),
+    Field("page_size", "i32", "tokens per page"),
+    Field("page_magic", "u32", "token / page_size == umulhi(token, magic) >> shift"),
+    Field("page_shift", "i32", "see page_magic; magic 0 means a plain shift"),
+)
+
+_TMA_BOX = (Field("box_rows", "i32", "KV rows per TMA box: gcd(page_size, tile_kv)"),)
+
+_COMMON = (
+    Field("num_kv_heads", "i32", "KV heads"),
+    Field("sm_scale", "f32", "softmax scale"),
+    Field("scale_log2", "f32", "scores to base-2 exponents: sm_scale * log2(e), or log2(e) after a hook"),
+)
+
+
+def attention_params(*, tma: bool, paged: bool, variant: Variant) -> ParameterBlock:
+    """Fields of an attention kernel.
+
+    Args:
+        tma: K and V come through tensor maps rather than pointers and strides.
+        paged: there is a page table.
+        variant: its scalars are appended under their own names.
+    """
+    fields = (_TENSOR_MAPS if tma else ()) + _ROWS + (() if tma else _KV_POINTERS)
+    fields += (_PAGES if paged else ()) + (_TMA_BOX if tma and paged else ()) + _COMMON
+    fields += tuple(Field(s.name, s.kind, s.comment) for s in variant.scalars)
+    return ParameterBlock(fields)
+
+
+def merge_params() -> ParameterBlock:
+    """Fields of the merge kernel that combines the partial results of split tiles."""
+    names = {"out", "lse", "plan", "partial_out", "partial_lse", "out_token_stride", "out_head_stride"}
+    rows = tuple(f for f in _ROWS if f.name in names)
+    return ParameterBlock((*rows, Field("num_kv_heads", "i32", "KV heads")))
+
+
+def page_division(page_size: int) -> tuple[int, int]:
+    """(magic, shift) with token // page_size == umulhi(token, magic) >> shift for 0 <= token < 2^31.
+
+    For powers of two magic is 0 and the division is token >> shift.
+    (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994.)
+    """
+    if page_size < 1:
+        raise ValueError(f"page_size must be at least 1, got {page_size}")
+    if page_size & (page_size - 1) == 0:
+        return 0, page_size.bit_length() - 1
+    shift = (page_size - 1).bit_length() - 1
+    return -(-(1 << (32 + shift)) // page_size), shift

@@ -1,0 +1,19 @@
+"""Prints a `ParameterBlock` as the C++ struct that a kernel takes, offsets asserted."""
+
+from __future__ import annotations
+
+from cute_attn.abi import ParameterBlock
+
+
+def cpp_struct(block: ParameterBlock, name: str = "Params") -> str:
+    """The struct and one `static_assert` per field, against the offsets the host packs with."""
+    width = max(len(f"{f.cpp_type} {f.name};") for f in block.fields)
+    lines = [f"struct {name} {{"]
+    for f in block.fields:
+        declaration = f"{f.cpp_type} {f.name};"
+        lines.append(f"  {declaration:<{width}}  // {f.comment}")
+    lines.append("};")
+    lines.append(f"static_assert(sizeof({name}) == {block.size});")
+    for f in block.fields:
+        lines.append(f"static_assert(offsetof({name}, {f.name}) == {block.offsets[f.name]});")
+    return "\n".join(lines)

@@ -1,0 +1,105 @@
+"""`KernelSpec`: everything that is compiled into one attention kernel, and nothing else.
+
+Frozen, hashable, printable. What may change from call to call (page size, strides, head counts,
+lengths, window, variant scalars) is not in it, so that few cubins serve many calls.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from cute_attn.variants import Variant
+
+DTYPES = ("bf16", "fp16")
+LOADERS = ("ragged", "paged", "gather")
+ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
+
+
+class UnsupportedSpecError(ValueError):
+    """No kernel can be generated for a spec; `reasons` says why, one line each."""
+
+    def __init__(self, what: str, reasons: list[str]) -> None:
+        super().__init__(f"cannot generate {what}:\n" + "\n".join(f"  - {r}" for r in reasons))
+        self.reasons = reasons
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Tile shape and resources of one kernel; a row of an architecture's tile table.
+
+    Attributes:
+        q: packed query rows per tile.
+        kv: keys per KV block.
+        stages: depth of the K ring and of the V ring.
+        threads: threads per block.
+        blocks_per_sm: resident blocks the kernel is built for (launch bounds).
+        producer_registers, consumer_registers: `setmaxnreg` values, 0 where warps have no roles.
+    """
+
+    q: int
+    kv: int
+    stages: int
+    threads: int
+    blocks_per_sm: int = 1
+    producer_registers: int = 0
+    consumer_registers: int = 0
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One attention kernel.
+
+    Attributes:
+        arch: "sm_80", "sm_86", "sm_89", "sm_90" or "sm_90a".
+        schedule: the kernel family, e.g. "hopper_tile" (TMA + wgmma, warp-specialised),
+            "ampere_tile" (cp.async + mma.sync) or "ampere_decode" (small query tiles, KV split
+            over warps).
+        dtype: of q, k, v and out: "bf16" or "fp16".
+        head_dim_qk, head_dim_vo: elements.
+        loader: how K and V are addressed. "ragged": contiguous rows. "paged": through a page table
+            (Hopper: by TMA, page sizes that are a multiple of 16). "gather": Hopper, through a page
+            table by cp.async, any page size.
+        group: query heads per KV head.
+        variant: masks and logits.
+        tile: a row of the architecture's table.
+    """
+
+    arch: str
+    schedule: str
+    dtype: str
+    head_dim_qk: int
+    head_dim_vo: int
+    loader: str
+    group: int
+    variant: Variant
+    tile: Tile
+
+    @property
+    def digest(self) -> str:
+        """Eight hex digits that tell specs apart."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:8]
+
+    @property
+    def name(self) -> str:
+        """Entry symbol, readable in a profiler."""
+        dims = f"d{self.head_dim_qk}"
+        if self.head_dim_vo != self.head_dim_qk:
+            dims += f"x{self.head_dim_vo}"
+        return (
+            f"{self.schedule}_{self.dtype}_{dims}_{self.loader}_g{self.group}"
+            f"_{self.variant.name}_{self.arch}_{self.digest}"
+        )
+
+    def basic_reasons(self) -> list[str]:
+        """Reasons against this spec that hold on every architecture; empty = none."""
+        reasons = []
+        if self.arch not in ARCHS:
+            reasons.append(f"arch is {self.arch!r}; known: {', '.join(ARCHS)}")
+        if self.dtype not in DTYPES:
+            reasons.append(f"dtype is {self.dtype!r}; known: {', '.join(DTYPES)}")
+        if self.loader not in LOADERS:
+            reasons.append(f"loader is {self.loader!r}; known: {', '.join(LOADERS)}")
+        if self.group < 1:
+            reasons.append(f"group is {self.group}; it is num_qo_heads / num_kv_heads, at least 1")
+        return reasons

@@ -1,0 +1,165 @@
+"""Layout of the plan: one flat int32 buffer that tells every thread block what to compute.
+
+    header    16 ints                       counts and the tile geometry the plan was made for
+    cuts      (num_blocks + 1) x 4 ints     where each block's share of the stream-K line begins
+    splits    num_blocks x 4 ints           tiles whose KV was split, for the merge
+    padding   4 ints                        so that request records are 32-byte aligned
+    requests  (max_requests + 1) x 8 ints   request records, sorted, closed by a sentinel
+
+Every offset follows from `num_blocks` (the grid) alone, so a captured CUDA graph needs only new
+contents. There is no list of items: a block derives its items by arithmetic (see `work.py`).
+
+Vocabulary. A *tile* is `tile_q` packed query rows of one (request, KV head): packed row r of a
+request is query token r // group under query head kv_head * group + r % group. A *KV block* is
+`tile_kv` keys. Tiles are numbered through all requests in record order. The first
+`num_whole_tiles` tiles are handed out whole, in snake order; the others lie on one line of KV
+blocks that is cut in `num_blocks` pieces (stream-K).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+
+UNBOUNDED = 1 << 30
+"""Band limit that means "no limit"; positions must stay below it."""
+
+HEADER_FIELDS = (
+    "num_requests",  # request records, the sentinel not counted
+    "num_tiles",  # tiles of all requests
+    "num_whole_tiles",  # tiles [0, num_whole_tiles) are handed out whole
+    "num_split_tiles",  # records in `splits`
+    "window_left",  # key j visible to position i only if j >= i - window_left
+    "window_right",  # ... and j <= i + window_right; UNBOUNDED = no limit
+    "num_slots",  # partial-result slots in use
+    "tile_q",  # packed query rows per tile
+    "tile_kv",  # keys per KV block
+    "group",  # query heads per KV head
+    "num_kv_heads",
+    "num_blocks",  # thread blocks = the grid
+    "reserved_12",
+    "reserved_13",
+    "reserved_14",
+    "reserved_15",
+)
+CUT_FIELDS = ("tile", "block", "request", "slot")
+"""A cut lies before KV block `block` (counted from the tile's first visible block) of `tile`, which
+belongs to record `request`. If block > 0 the tile is split here: the piece after the cut writes
+partial slot `slot`, the piece before it slot - 1."""
+SPLIT_FIELDS = ("tile", "request", "first_slot", "num_slots")
+REQUEST_FIELDS = (
+    "q_start",  # first query row of the request in q and out
+    "q_len",  # query tokens
+    "kv_start",  # ragged: first KV row; paged: offset of the request's first entry in the page table
+    "kv_len",  # keys
+    "q_pos",  # position of the first query token (kv_len - q_len for a plain causal batch)
+    "kv_pos",  # position of the first key (0 but for levels of a composable format)
+    "tile_begin",  # number of the request's first tile
+    "meta",  # batch index | level << 20 | KV heads per section << 24
+)
+
+MAX_BATCH = 1 << 20
+MAX_LEVELS = 1 << 4
+MAX_SECTION_HEADS = (1 << 7) - 1
+
+
+class RequestRecord(NamedTuple):
+    """One request record, unpacked to Python integers."""
+
+    q_start: int
+    q_len: int
+    kv_start: int
+    kv_len: int
+    q_pos: int
+    kv_pos: int
+    tile_begin: int
+    meta: int
+
+    @property
+    def batch(self) -> int:
+        """Index of the request in the order in which the caller gave it."""
+        return self.meta & (MAX_BATCH - 1)
+
+    @property
+    def level(self) -> int:
+        """Level of a composable format; 0 in a flat batch."""
+        return (self.meta >> 20) & (MAX_LEVELS - 1)
+
+    @property
+    def section_heads(self) -> int:
+        """KV heads whose tiles run interleaved, so that they share the L2 cache."""
+        return (self.meta >> 24) & MAX_SECTION_HEADS
+
+
+def pack_meta(batch: Any, level: Any, section_heads: Any) -> Any:
+    """Packs the `meta` word; integers or integer arrays."""
+    return batch | (level << 20) | (section_heads << 24)
+
+
+@dataclass(frozen=True)
+class PlanLayout:
+    """Offsets, in int32 units, of the sections of a plan with the given capacities."""
+
+    num_blocks: int
+    max_requests: int
+
+    @property
+    def cuts(self) -> int:
+        return len(HEADER_FIELDS)
+
+    @property
+    def splits(self) -> int:
+        return self.cuts + len(CUT_FIELDS) * (self.num_blocks + 1)
+
+    @property
+    def requests(self) -> int:
+        return self.splits + len(SPLIT_FIELDS) * self.num_blocks + 4
+
+    @property
+    def size(self) -> int:
+        """Length of the buffer in int32."""
+        return self.requests + len(REQUEST_FIELDS) * (self.max_requests + 1)
+
+    def used_size(self, num_requests: int) -> int:
+        """Length of the prefix that a plan of `num_requests` requests fills."""
+        return self.requests + len(REQUEST_FIELDS) * (num_requests + 1)
+
+
+class PlanView:
+    """NumPy views of the sections of a plan buffer (shared memory, no copies).
+
+    Args:
+        buffer: (layout.size,) int32, or the used prefix of one.
+        layout: the layout it was made with.
+    """
+
+    def __init__(self, buffer: IntArray, layout: PlanLayout) -> None:
+        if buffer.dtype != np.int32 or buffer.ndim != 1:
+            raise TypeError(f"plan buffer must be 1-D int32, got {buffer.ndim}-D {buffer.dtype}")
+        self.buffer = buffer
+        self.layout = layout
+        self.header = buffer[: layout.cuts]
+        self.cuts = buffer[layout.cuts : layout.splits].reshape(-1, len(CUT_FIELDS))
+        splits_end = layout.requests - 4
+        self.splits = buffer[layout.splits : splits_end].reshape(-1, len(SPLIT_FIELDS))
+        rows = (buffer.size - layout.requests) // len(REQUEST_FIELDS)
+        end = layout.requests + rows * len(REQUEST_FIELDS)
+        self.requests = buffer[layout.requests : end].reshape(rows, len(REQUEST_FIELDS))
+
+    def get(self, name: str) -> int:
+        """Header field by name."""
+        return int(self.header[HEADER_FIELDS.index(name)])
+
+    def set(self, **values: int) -> None:
+        """Writes header fields by name."""
+        for name, value in values.items():
+            self.header[HEADER_FIELDS.index(name)] = value
+
+    def request(self, index: int) -> RequestRecord:
+        """Record `index` as named Python integers."""
+        return RequestRecord(*(int(x) for x in self.requests[index]))

@@ -1,0 +1,123 @@
+"""How a thread block finds its items in a plan: the NumPy twin of `codegen/include/cute_attn/work.hpp`.
+
+An item is a piece of a tile: packed query rows of one (request, KV head) against a range of KV
+blocks. Both texts must agree to the bit; `tests/abi` compares them on random plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cute_attn.abi.plan import PlanView, RequestRecord
+
+
+class Item(NamedTuple):
+    """What one pass of a kernel's main loop computes."""
+
+    request: int  # record index
+    tile: int
+    kv_head: int
+    row_begin: int  # first packed query row of the tile
+    num_rows: int  # packed query rows in the tile, 1 .. tile_q
+    block_begin: int  # KV blocks [block_begin, block_end) of tile_kv keys, from the request's key 0
+    block_end: int
+    slot: int  # partial slot to write, or -1: the item is its whole tile and writes the output
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def locate_tile(
+    record: RequestRecord, local: int, *, tile_q: int, group: int, num_kv_heads: int
+) -> tuple[int, int]:
+    """(kv_head, q_tile) of tile number `local` of a request.
+
+    Order: sections of `section_heads` KV heads; within a section the last (under a causal mask the
+    longest) query tile first; within a query tile the heads of the section side by side.
+    """
+    q_tiles = cdiv(record.q_len * group, tile_q)
+    section, rest = divmod(local, q_tiles * record.section_heads)
+    first_head = section * record.section_heads
+    heads = min(record.section_heads, num_kv_heads - first_head)
+    step, head = divmod(rest, heads)
+    return first_head + head, q_tiles - 1 - step
+
+
+def kv_block_range(
+    record: RequestRecord,
+    row_begin: int,
+    num_rows: int,
+    *,
+    tile_kv: int,
+    group: int,
+    window_left: int,
+    window_right: int,
+) -> tuple[int, int]:
+    """KV blocks [begin, end) that hold every key visible to the rows; empty if begin == end."""
+    first_token = row_begin // group
+    last_token = (row_begin + num_rows - 1) // group
+    shift = record.q_pos - record.kv_pos
+    low = max(shift + first_token - window_left, 0)
+    high = min(shift + last_token + window_right + 1, record.kv_len)
+    begin = low // tile_kv
+    return (begin, cdiv(high, tile_kv)) if high > low else (begin, begin)
+
+
+def tile_item(plan: PlanView, request: int, tile: int) -> Item:
+    """The whole of `tile`, as an item."""
+    record = plan.request(request)
+    tile_q, group = plan.get("tile_q"), plan.get("group")
+    kv_head, q_tile = locate_tile(
+        record,
+        tile - record.tile_begin,
+        tile_q=tile_q,
+        group=group,
+        num_kv_heads=plan.get("num_kv_heads"),
+    )
+    row_begin = q_tile * tile_q
+    num_rows = min(tile_q, record.q_len * group - row_begin)
+    begin, end = kv_block_range(
+        record,
+        row_begin,
+        num_rows,
+        tile_kv=plan.get("tile_kv"),
+        group=group,
+        window_left=plan.get("window_left"),
+        window_right=plan.get("window_right"),
+    )
+    return Item(request, tile, kv_head, row_begin, num_rows, begin, end, -1)
+
+
+def _request_of(plan: PlanView, tile: int, request: int) -> int:
+    """Record that holds `tile`, searched upwards from `request`."""
+    while tile >= int(plan.requests[request + 1, 6]):
+        request += 1
+    return request
+
+
+def block_items(plan: PlanView, block: int) -> Iterator[Item]:
+    """The items of thread block `block`, in the order in which it computes them."""
+    num_blocks, num_whole = plan.get("num_blocks"), plan.get("num_whole_tiles")
+    request = 0
+    for step in range(cdiv(num_whole, num_blocks)):
+        tile = step * num_blocks + (num_blocks - 1 - block if step % 2 else block)
+        if tile < num_whole:
+            request = _request_of(plan, tile, request)
+            yield tile_item(plan, request, tile)
+
+    tile, offset, request, slot = (int(x) for x in plan.cuts[block])
+    last_tile, last_offset, _, last_slot = (int(x) for x in plan.cuts[block + 1])
+    while (tile, offset) < (last_tile, last_offset):
+        request = _request_of(plan, tile, request)
+        whole = tile_item(plan, request, tile)
+        begin = whole.block_begin + offset
+        end = whole.block_begin + last_offset if tile == last_tile else whole.block_end
+        if begin > whole.block_begin:
+            yield whole._replace(block_begin=begin, block_end=end, slot=slot)
+        elif end < whole.block_end:
+            yield whole._replace(block_end=end, slot=last_slot - 1)
+        else:
+            yield whole
+        tile, offset = tile + 1, 0
