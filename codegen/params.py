@@ -15,5 +15,6 @@ def cpp_struct(block: ParameterBlock, name: str = "Params") -> str:
     lines.append("};")
     lines.append(f"static_assert(sizeof({name}) == {block.size});")
     for f in block.fields:
-        lines.append(f"static_assert(offsetof({name}, {f.name}) == {block.offsets[f.name]});")
+        offset = f"__builtin_offsetof({name}, {f.name})"  # NVRTC has no constant offsetof
+        lines.append(f"static_assert({offset} == {block.offsets[f.name]});")
     return "\n".join(lines)
