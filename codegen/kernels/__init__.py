@@ -1,0 +1,32 @@
+"""Architecture-neutral kernels: merge of partial results, merge of states, append to a cache.
+
+Each module has an `emit_*` that returns a `GeneratedKernel` and a `*_grid` that says how to launch
+it.
+"""
+
+from cute_attn.codegen.kernels.append import (
+    ROPE_STYLES,
+    append_grid,
+    append_params,
+    emit_append,
+    rope_steps,
+)
+from cute_attn.codegen.kernels.merge import emit_merge, merge_grid
+from cute_attn.codegen.kernels.merge_states import (
+    emit_merge_states,
+    merge_states_grid,
+    merge_states_params,
+)
+
+__all__ = [
+    "ROPE_STYLES",
+    "append_grid",
+    "append_params",
+    "emit_append",
+    "emit_merge",
+    "emit_merge_states",
+    "merge_grid",
+    "merge_states_grid",
+    "merge_states_params",
+    "rope_steps",
+]
