@@ -30,16 +30,17 @@ _THREADS = 128
 @cache
 def append_params(rope: bool) -> ParameterBlock:
     """Fields of the kernel; `rope` adds the table of `rope_steps`."""
+    steps = Field("rope_steps", "pointer", "(head_dim_qk / 2), 2^-64 turns", "uint64_t const")
     fields = [
         Field("key", "pointer", "(tokens, kv_heads, head_dim_qk)", "Element const"),
         Field("value", "pointer", "(tokens, kv_heads, head_dim_vo)", "Element const"),
-        Field("k_cache", "pointer", "(pages, page_size, kv_heads, head_dim_qk), any order", "Element"),
-        Field("v_cache", "pointer", "(pages, page_size, kv_heads, head_dim_vo), any order", "Element"),
+        Field("k_cache", "pointer", "(pages, page_size, kv_heads, head_dim_qk)", "Element"),
+        Field("v_cache", "pointer", "(pages, page_size, kv_heads, head_dim_vo)", "Element"),
         Field("batch_indices", "pointer", "(tokens), request; negative: skip", "int32_t const"),
         Field("positions", "pointer", "(tokens), position in the request", "int32_t const"),
         Field("page_begin", "pointer", "(requests) offset in page_table, or null", "int32_t const"),
         Field("page_table", "pointer", "page numbers of all requests", "int32_t const"),
-        *([Field("rope_steps", "pointer", "(head_dim_qk / 2), 2^-64 turns", "uint64_t const")] * rope),
+        *([steps] if rope else []),
         Field("pages_per_request", "i64", "offset step in page_table if page_begin is null"),
         Field("key_token_stride", "i64", "elements"),
         Field("key_head_stride", "i64", "elements"),

@@ -48,7 +48,7 @@ def row_threads(head_dim: int, *, teams: int, threads: int) -> RowThreads:
 
 
 def check(what: str, arch: str, dtype: str, dtypes: tuple[str, ...], dims: dict[str, int]) -> None:
-    """Raises `UnsupportedSpecError` unless the architecture, dtype and head dims can be generated."""
+    """Raises `UnsupportedSpecError` unless architecture, dtype and head dims can be generated."""
     reasons = []
     if arch not in ARCHS:
         reasons.append(f"arch is {arch!r}; known: {', '.join(ARCHS)}")
