@@ -6,7 +6,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?=
-EXTRAS ?= cu13,test
+EXTRAS ?= cu13,sass,ptxas,test
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -28,7 +28,7 @@ help:
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "cute_attn needs Python 3.10 or newer; set PYTHON=..." >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[$(EXTRAS)]'
 	@touch $@

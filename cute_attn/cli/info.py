@@ -1,0 +1,166 @@
+"""`cute-attn info`: devices, driver, versions, compilers (best first), kernel cache, environment.
+
+`collect` gathers plain JSON values and never fails: where something is absent (no driver, no torch,
+no compiler) the value says why. Nothing here imports torch or creates a CUDA context.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from contextlib import suppress
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import cute_attn
+
+# Packages whose versions decide what compiles and how fast; the CUDA ones come per major version.
+_ALWAYS = ("torch", "numpy", "nvidia-cutlass")
+_CUDA = re.compile(r"nvidia-cuda-(nvrtc|runtime|crt|cccl|nvcc|nvdisasm)(-cu12)?")
+
+
+def command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show devices, versions, compilers, kernel cache and environment variables."""
+    facts = collect()
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        render(facts, Console(highlight=False))
+
+
+def collect() -> dict[str, Any]:
+    """All facts, as JSON values."""
+    return {
+        "cute_attn": {
+            "version": cute_attn.__version__,
+            "path": str(Path(cute_attn.__file__).parent),
+        },
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "driver": _driver(),
+        "packages": _packages(),
+        "toolchains": _toolchains(),
+        "environment": _environment(),
+    }
+
+
+def _driver() -> dict[str, Any]:
+    """Driver release ("580.159.03"), the CUDA version it speaks and the visible devices."""
+    from cute_attn.runtime import DriverError
+    from cute_attn.runtime.device import device_count, device_info
+
+    facts: dict[str, Any] = {"release": None, "cuda": None, "devices": [], "problem": None}
+    with suppress(OSError):  # no NVIDIA kernel module, or a container that hides it
+        facts["release"] = Path("/sys/module/nvidia/version").read_text().strip()
+    try:
+        facts["devices"] = [asdict(device_info(index)) for index in range(device_count())]
+    except DriverError as error:
+        facts["problem"] = str(error)
+    if facts["devices"]:
+        facts["cuda"] = facts["devices"][0]["driver"]
+    else:
+        facts["problem"] = facts["problem"] or "no CUDA device is visible"
+    return facts
+
+
+def _packages() -> dict[str, str | None]:
+    """Installed versions by package name; None for one that is needed and missing."""
+    versions: dict[str, str | None] = dict.fromkeys(_ALWAYS)
+    for dist in metadata.distributions():
+        name = (dist.metadata["Name"] or "").lower()
+        if name in versions or _CUDA.fullmatch(name):
+            versions[name] = versions.get(name) or dist.version
+    return dict(sorted(versions.items()))
+
+
+def _toolchains() -> dict[str, Any]:
+    """Compilers that work here, best first, and the one that would be used or why there is none."""
+    from cute_attn.runtime import ToolchainError, available_toolchains, default_toolchain
+
+    facts: dict[str, Any] = {
+        "available": [t.to_json() | {"name": t.name} for t in available_toolchains()],
+        "default": None,
+        "problem": None,
+    }
+    try:
+        facts["default"] = default_toolchain().name
+    except (ToolchainError, ValueError) as error:
+        facts["problem"] = str(error)
+    return facts
+
+
+def _environment() -> list[dict[str, str | None]]:
+    from cute_attn.runtime import env
+
+    return [{"name": name, "value": value, "help": text} for name, value, text in env.table()]
+
+
+def render(facts: dict[str, Any], console: Console) -> None:
+    """Print the facts as tables."""
+    own = facts["cute_attn"]
+    console.print(f"[bold]cute_attn {own['version']}[/bold]  {escape(own['path'])}")
+    console.print(f"Python {facts['python']}, {facts['platform']}\n")
+    _render_driver(facts["driver"], console)
+    _render_toolchains(facts["toolchains"], console)
+
+    packages = _table("package", "version")
+    for name, version in facts["packages"].items():
+        packages.add_row(name, version or "[red]not installed[/red]")
+    console.print(packages)
+
+    variables = _table("environment variable", "value", "meaning")
+    for variable in facts["environment"]:
+        variables.add_row(
+            variable["name"], escape(variable["value"] or "-"), escape(variable["help"])
+        )
+    console.print(variables)
+
+
+def _render_driver(facts: dict[str, Any], console: Console) -> None:
+    if facts["devices"]:
+        table = _table("device", "compile for", "SMs", "smem per block", "L2", "memory")
+        for device in facts["devices"]:
+            table.add_row(
+                f"{device['index']}: {escape(device['name'])}",
+                device["arch"],
+                str(device["num_sms"]),
+                f"{device['smem_per_block_optin'] / 1024:.0f} KiB",
+                f"{device['l2_bytes'] / 2**20:.0f} MiB",
+                f"{device['memory_bytes'] / 2**30:.0f} GiB",
+            )
+        console.print(f"driver {facts['release'] or '?'}, CUDA {facts['cuda']}")
+        console.print(table)
+    if facts["problem"]:
+        console.print(
+            f"[yellow]no GPU:[/yellow] {escape(facts['problem'])}; CPU tensors still work"
+        )
+
+
+def _render_toolchains(facts: dict[str, Any], console: Console) -> None:
+    if facts["available"]:
+        table = _table("compiler, best first", "headers")
+        for toolchain in facts["available"]:
+            used = "  [green](used)[/green]" if toolchain["name"] == facts["default"] else ""
+            headers = (f"{name} {version}" for name, version in toolchain["packages"].items())
+            table.add_row(toolchain["name"] + used, ", ".join(headers))
+        console.print(table)
+    if facts["problem"]:
+        console.print(f"[red]no compiler:[/red] {escape(facts['problem'])}\n")
+
+
+def _table(*headers: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    return table

@@ -1,0 +1,43 @@
+"""The `cute-attn` application: its options, its commands.
+
+Commands import what they need when they run, so that `cute-attn --help` and `cute-attn info` work
+without a GPU and without torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cute_attn import __version__
+from cute_attn.cli import info
+
+app = typer.Typer(
+    name="cute-attn",
+    help="Generated CuTe attention kernels: look at the installation, generate, compile, show.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"cute-attn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Options that stand before the command."""
+
+
+app.command("info")(info.command)
