@@ -1,0 +1,23 @@
+"""The load-balancing scheduler: lengths of a step in, a plan for a persistent grid out.
+
+NumPy only: no torch, no CUDA, nothing about how kernels are written.
+"""
+
+from cute_attn.scheduler.batch import Geometry, RequestBatch
+from cute_attn.scheduler.cost import DEFAULT_COST, H200, CostModel, Gpu
+from cute_attn.scheduler.planner import Plan, plan_batch
+from cute_attn.scheduler.workspace import WorkspaceSize, max_slots, workspace_size
+
+__all__ = [
+    "DEFAULT_COST",
+    "H200",
+    "CostModel",
+    "Geometry",
+    "Gpu",
+    "Plan",
+    "RequestBatch",
+    "WorkspaceSize",
+    "max_slots",
+    "plan_batch",
+    "workspace_size",
+]

@@ -1,0 +1,151 @@
+"""What the planner is asked: the requests of one step, and the tile geometry of the kernel.
+
+`RequestBatch` holds the lengths of a step as host arrays, checked once; `Geometry` holds what the
+kernel was compiled for (tile shape, GQA group) and the band of keys that a query can see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cute_attn.abi import UNBOUNDED
+from cute_attn.abi.plan import MAX_BATCH, MAX_SECTION_HEADS
+
+Int64Array = npt.NDArray[np.int64]
+
+_INT32_MAX = (1 << 31) - 1
+
+
+def _host_int64(name: str, value: Any) -> Int64Array:
+    """`value` as a 1-D int64 array on the host."""
+    device = getattr(value, "device", None)
+    if getattr(device, "type", "cpu") != "cpu":
+        raise TypeError(f"{name} is on device {device}; the planner takes host lengths (CPU array)")
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"{name} has dtype {array.dtype}; it takes integers")
+    if array.ndim != 1:
+        raise ValueError(f"{name} has shape {array.shape}; it takes one number per request")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+class RequestBatch:
+    """The requests of one step, in the caller's order; every array is (num_requests,) int64.
+
+    Args:
+        q_start: first query row of each request in q and out.
+        q_len: query tokens; 0 = nothing to compute.
+        kv_start: ragged: first KV row; paged: offset of the first entry in the page table.
+        kv_len: keys; 0 = output 0, lse -inf.
+        q_pos: position of the first query token. Default kv_len - q_len + kv_pos: the last query
+            sees the last key (bottom-right aligned). May be negative.
+        kv_pos: position of the first key. Default 0.
+
+    Raises:
+        TypeError: an array is no integer array, or lives on a device.
+        ValueError: lengths differ, a number is negative or out of the plan's range.
+    """
+
+    __slots__ = ("kv_len", "kv_pos", "kv_start", "num_requests", "q_len", "q_pos", "q_start")
+
+    def __init__(
+        self,
+        q_start: Any,
+        q_len: Any,
+        kv_start: Any,
+        kv_len: Any,
+        q_pos: Any = None,
+        kv_pos: Any = None,
+    ) -> None:
+        self.q_start = _host_int64("q_start", q_start)
+        self.q_len = _host_int64("q_len", q_len)
+        self.kv_start = _host_int64("kv_start", kv_start)
+        self.kv_len = _host_int64("kv_len", kv_len)
+        self.num_requests = self.q_len.size
+        if kv_pos is None:
+            self.kv_pos = np.zeros(self.num_requests, np.int64)
+        else:
+            self.kv_pos = _host_int64("kv_pos", kv_pos)
+        if q_pos is None and self.kv_len.size == self.num_requests == self.kv_pos.size:
+            self.q_pos = self.kv_len - self.q_len + self.kv_pos
+        else:
+            self.q_pos = _host_int64("q_pos", q_pos if q_pos is not None else self.q_len)
+        self._check()
+
+    def _check(self) -> None:
+        n = self.num_requests
+        if n >= MAX_BATCH:
+            raise ValueError(f"q_len holds {n} requests; a plan takes fewer than {MAX_BATCH}")
+        for name in ("q_start", "kv_start", "kv_len", "q_pos", "kv_pos"):
+            size = getattr(self, name).size
+            if size != n:
+                raise ValueError(f"{name} has {size} entries but q_len has {n}; one per request")
+        if n == 0:
+            return
+        for name in ("q_start", "q_len", "kv_start", "kv_len", "kv_pos"):
+            array: Int64Array = getattr(self, name)
+            # Seen as unsigned, a negative number is too large: one pass checks both ends.
+            if int(array.view(np.uint64).max()) > _INT32_MAX:
+                at = int(np.flatnonzero((array < 0) | (array > _INT32_MAX))[0])
+                raise ValueError(f"{name}[{at}] is {array[at]}; it takes 0 .. {_INT32_MAX}")
+        # The kernels compute shift + token +- window in int32.
+        first = self.q_pos - self.kv_pos
+        last = first + self.q_len
+        if int(first.min()) <= -UNBOUNDED or int(last.max()) >= UNBOUNDED:
+            at = int(np.flatnonzero((first <= -UNBOUNDED) | (last >= UNBOUNDED))[0])
+            raise ValueError(
+                f"q_pos[{at}] is {self.q_pos[at]} with q_len {self.q_len[at]} and kv_pos "
+                f"{self.kv_pos[at]}; query positions relative to the first key must lie within "
+                f"+-{UNBOUNDED}"
+            )
+        if int(self.kv_len.max()) >= UNBOUNDED:
+            raise ValueError(f"kv_len is {int(self.kv_len.max())}; it must be below {UNBOUNDED}")
+
+    @classmethod
+    def from_lengths(cls, q_len: Any, kv_len: Any) -> RequestBatch:
+        """Packed requests: q and ragged KV rows follow one another without gaps."""
+        q = _host_int64("q_len", q_len)
+        kv = _host_int64("kv_len", kv_len)
+        return cls(np.cumsum(q) - q, q, np.cumsum(kv) - kv, kv)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The tile shape of a kernel and the band of visible keys.
+
+    Attributes:
+        tile_q: packed query rows per tile.
+        tile_kv: keys per KV block.
+        group: query heads per KV head.
+        num_kv_heads: KV heads.
+        window_left: key j is visible to position i only if j >= i - window_left.
+        window_right: ... and j <= i + window_right (0 = causal); UNBOUNDED = no limit.
+    """
+
+    tile_q: int
+    tile_kv: int
+    group: int
+    num_kv_heads: int
+    window_left: int = UNBOUNDED
+    window_right: int = UNBOUNDED
+
+    def __post_init__(self) -> None:
+        for name in ("tile_q", "tile_kv", "group", "num_kv_heads"):
+            value = getattr(self, name)
+            if not 1 <= value <= 1 << 16:
+                raise ValueError(f"{name} is {value}; it takes 1 .. {1 << 16}")
+        for name in ("window_left", "window_right"):
+            value = getattr(self, name)
+            if not 0 <= value <= UNBOUNDED:
+                raise ValueError(f"{name} is {value}; it takes 0 .. {UNBOUNDED} (no limit)")
+
+
+def section_heads(num_kv_heads: int, fit: Int64Array) -> Int64Array:
+    """KV heads per section: at most `fit`, and sections of nearly equal size."""
+    most = np.clip(fit, 1, min(num_kv_heads, MAX_SECTION_HEADS))
+    sections = -(-num_kv_heads // most)
+    return np.asarray(-(-num_kv_heads // sections), np.int64)
