@@ -1,8 +1,9 @@
 """One source text to one cubin, deterministically; no cache, no GPU.
 
-Equal requests give byte-identical cubins on every machine with an equal `Toolchain`: the program name is constant,
-``--frandom-seed`` is fixed, and paths appear nowhere in the output (unless line information is asked for).
-Map errors to a user's own lines with ordinary ``#line`` directives in the source.
+Equal requests give byte-identical cubins on every machine with an equal `Toolchain`: the program
+name is constant, ``--frandom-seed`` is fixed, and paths appear nowhere in the output (unless line
+information is asked for). Map errors to a user's own lines with ordinary ``#line`` directives in
+the source.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import re
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from . import env
-from .errors import CompileError, ToolchainError
-from .log import Resources, entries, first_errors, parse_log
-from .nvrtc import NvrtcOutput, load_nvrtc
-from .toolchain import INSTALL_HINT, Toolchain, Tools, default_toolchain
+from cute_attn.runtime import env
+from cute_attn.runtime.errors import CompileError, ToolchainError
+from cute_attn.runtime.log import Resources, entries, first_errors, parse_log
+from cute_attn.runtime.nvrtc import NvrtcOutput, load_nvrtc
+from cute_attn.runtime.toolchain import INSTALL_HINT, Toolchain, Tools, default_toolchain
 
 logger = logging.getLogger("cute_attn")
 
@@ -73,9 +74,9 @@ class CompileRequest:
         source: CUDA C++ text of one translation unit.
         name: the kernel's symbol; declared ``extern "C" __global__`` in the source.
         arch: real architecture, e.g. "sm_90a", "sm_80".
-        include_dirs: own header directories; their contents (never their paths) enter the cache key.
-        options: further NVRTC options, without paths, e.g. ``("--ftz=true", "--ptxas-options=-O2")``.
-        toolchain: the compiler; None takes `default_toolchain`.
+        include_dirs: own header directories; their contents (never their paths) enter the cache
+        key. options: further NVRTC options without paths, as ``("--ftz=true",
+        "--ptxas-options=-O2")``. toolchain: the compiler; None takes `default_toolchain`.
     """
 
     source: str
@@ -97,8 +98,8 @@ class CompileRequest:
                 r"-I|--include-path|--gpu-architecture|-arch|--pch|--create-pch|--use-pch", option
             ):
                 raise ValueError(
-                    f"options has {option!r}: paths go into include_dirs, the architecture into arch; "
-                    "precompiled headers are the pool's business"
+                    f"options has {option!r}: paths go into include_dirs, the architecture into "
+                    "arch; precompiled headers are the pool's business"
                 )
 
     def all_options(self) -> tuple[str, ...]:
@@ -106,10 +107,14 @@ class CompileRequest:
         lineinfo = ("--generate-line-info",) if env.LINEINFO.get() else ()
         return (*BASE_OPTIONS, *lineinfo, *self.options)
 
+    def with_toolchain(self, toolchain: Toolchain) -> CompileRequest:
+        """This request, bound to ``toolchain``."""
+        return replace(self, toolchain=toolchain)
+
 
 @dataclass(frozen=True)
 class Compiled:
-    """A finished compile. ``ptx`` is None when NVRTC assembled by itself; ``seconds`` is wall time."""
+    """A finished compile; ``ptx`` is None when NVRTC assembled, ``seconds`` of wall time."""
 
     request: CompileRequest
     toolchain: Toolchain
@@ -129,21 +134,23 @@ def compile_source(request: CompileRequest, *, pch_dir: Path | None = None) -> C
 
     Args:
         request: what to compile.
-        pch_dir: directory for precompiled headers of this process (see `pool`); the output does not depend on it.
+        pch_dir: directory for precompiled headers of this process (see `pool`); the output does not
+        depend on it.
 
     Raises:
-        CompileError: the source, an option or the architecture was refused, or no kernel has the name asked for.
-        ToolchainError: nothing here can compile, or the request names a toolchain that is not installed here.
+        CompileError: the source, an option or the architecture was refused, or no kernel has the
+        name asked for. ToolchainError: nothing here can compile, or the request names a toolchain
+        that is not installed here.
     """
     toolchain = request.toolchain or default_toolchain()
     tools = toolchain.tools
     if tools is None:
         raise ToolchainError(
-            f"toolchain {toolchain} is only recorded, not installed here; install it ({INSTALL_HINT}) or take "
-            "one of available_toolchains()"
+            f"toolchain {toolchain} is only recorded, not installed here; install it "
+            f"({INSTALL_HINT}) or take one of available_toolchains()"
         )
     start = time.perf_counter()
-    output = _run_nvrtc(request, tools, pch_dir)
+    output = _run_nvrtc(request, tools, pch_dir, to_ptx=tools.ptxas is not None)
     log, cubin, ptx = output.log, output.cubin, None
     if output.ok and tools.ptxas is not None:
         ptx = output.ptx
@@ -163,8 +170,21 @@ def compile_source(request: CompileRequest, *, pch_dir: Path | None = None) -> C
     return compiled
 
 
-def _run_nvrtc(request: CompileRequest, tools: Tools, pch_dir: Path | None) -> NvrtcOutput:
-    to_ptx = tools.ptxas is not None
+def compile_ptx(request: CompileRequest) -> str:
+    """PTX of ``request``, whichever assembler makes its cubin; raises as `compile_source` does."""
+    toolchain = request.toolchain if request.toolchain and request.toolchain.tools else None
+    toolchain = toolchain or default_toolchain()
+    tools = toolchain.tools
+    assert tools is not None  # default_toolchain returns installed ones only
+    output = _run_nvrtc(request, tools, None, to_ptx=True)
+    if not output.ok:
+        raise _failure(request, toolchain, output.log)
+    return output.ptx.decode()
+
+
+def _run_nvrtc(
+    request: CompileRequest, tools: Tools, pch_dir: Path | None, *, to_ptx: bool
+) -> NvrtcOutput:
     arch = request.arch.replace("sm_", "compute_") if to_ptx else request.arch
     options = [
         f"--gpu-architecture={arch}",
@@ -223,7 +243,9 @@ def _dump(compiled: Compiled) -> None:
 
 
 def _write_dump(stem: str, parts: dict[str, bytes]) -> Path | None:
-    """Write ``stem.<suffix>`` files to the dump directory (a fresh temporary one by default); the .cu's path."""
+    """Write ``stem.<suffix>`` files to the dump directory (a fresh temporary one by default); the
+    .cu's path.
+    """
     try:
         folder = env.DUMP_DIR.get()
         if folder is None:

@@ -1,6 +1,6 @@
 """Every environment variable of the project, in one table, read when used (never at import).
 
-``table()`` lists them with their current values for ``cute-attn info``; the docstring of each entry is its documentation.
+``table()`` lists them with their current values for ``cute-attn info``.
 A flag counts as set when its value is anything but empty, ``0``, ``false``, ``no`` or ``off``.
 """
 
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True)
-class EnvVar(Generic[T]):
+class EnvVar(Generic[T_co]):
     """One variable: ``get()`` reads and parses it now, ``default`` when it is unset or empty."""
 
     name: str
-    default: T
-    parse: Callable[[str], T]
+    default: T_co
+    parse: Callable[[str], T_co]
     help: str
 
-    def get(self) -> T:
+    def get(self) -> T_co:
         text = os.environ.get(self.name, "")
         if not text:
             return self.default

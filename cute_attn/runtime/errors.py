@@ -1,7 +1,7 @@
 """The errors of the runtime, one class per thing a caller can do something about.
 
-Every message says what was wanted, what was found and what to do; none needs a traceback to be understood.
-All of them are raised before anything is launched.
+Every message says what was wanted, what was found and what to do; none needs a traceback to be
+understood. All of them are raised before anything is launched.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from pathlib import Path
 
 
 class ToolchainError(RuntimeError):
-    """No usable NVRTC, headers or assembler; the message ends with the line to install what is missing."""
+    """No usable NVRTC, headers or assembler; the message ends with the line to install what is
+    missing.
+    """
 
 
 class CompileError(RuntimeError):
@@ -18,8 +20,8 @@ class CompileError(RuntimeError):
 
     Attributes:
         log: the whole compiler log.
-        source_path: where the source was dumped for inspection, or None if no directory was writable.
-        errors: the first error messages of the log, each possibly several lines long.
+        source_path: where the source was dumped for inspection, or None if no directory was
+        writable. errors: the first error messages of the log, each possibly several lines long.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class CacheMissError(RuntimeError):
 
 
 class DriverError(RuntimeError):
-    """A CUDA driver call failed, or there is no driver; ``code`` is the CUresult (None: no driver)."""
+    """A CUDA driver call failed; ``code`` is the CUresult, or None if there is no driver."""
 
     def __init__(self, message: str, code: int | None = None) -> None:
         super().__init__(message)

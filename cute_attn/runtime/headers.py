@@ -1,9 +1,9 @@
 """Digests of the headers that a kernel sees, and a repair for one pair of versions.
 
-Third-party headers are identified by the RECORD files of their wheels, which hold a sha256 per file (a few
-milliseconds, no header is read). Our own headers are identified by content, and only those that a source really
-includes: an edit recompiles the kernels that see it and no others. No absolute path enters any digest, so a cache
-moved to another machine still hits.
+Third-party headers are identified by the RECORD files of their wheels, which hold a sha256 per file
+(a few milliseconds, no header is read). Our own headers are identified by content, and only those
+that a source really includes: an edit recompiles the kernels that see it and no others. No absolute
+path enters any digest, so a cache moved to another machine still hits.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>|(\w+))', re.MULTILINE)
 
-# CUTLASS 4.2 declares std::tuple_size and std::tuple_element as variadic templates for NVRTC; libcudacxx since
-# CCCL 13.2 declares them otherwise and the two clash. CUTLASS 4.7 dropped its declarations (NVIDIA/cutlass#3386).
+# CUTLASS 4.2 declares std::tuple_size and std::tuple_element as variadic templates for NVRTC;
+# libcudacxx since CCCL 13.2 declares them otherwise and the two clash. CUTLASS 4.7 dropped its
+# declarations (NVIDIA/cutlass#3386).
 _TUPLE_HEADERS = (
     "cute/container/array.hpp",
     "cute/container/array_subbyte.hpp",
@@ -31,13 +32,15 @@ _TUPLE_BLOCK = re.compile(
 
 
 def wheel_version(root: Path, package: str) -> str | None:
-    """Version of the wheel ``package`` installed in the site directory ``root``, from its dist-info's name."""
+    """Version of the wheel ``package`` installed in the site directory ``root``, from its
+    dist-info's name.
+    """
     found = _dist_info(root, package)
     return found.name.removesuffix(".dist-info").rsplit("-", 1)[1] if found else None
 
 
 def wheel_digest(root: Path, packages: Iterable[str], prefix: str = "") -> str:
-    """sha256 over the header entries of the RECORDs of ``packages`` in ``root`` (paths starting with ``prefix``).
+    """sha256 over the header entries in the RECORDs of ``packages`` (paths below ``prefix``).
 
     A package without a RECORD (not installed as a wheel) contributes nothing.
     """
@@ -60,10 +63,11 @@ def _dist_info(root: Path, package: str) -> Path | None:
 
 
 def own_headers(source: str, include_dirs: Iterable[Path]) -> dict[str, bytes]:
-    """Headers in ``include_dirs`` that ``source`` includes, directly or through each other: name -> content.
+    """Headers in ``include_dirs`` that ``source`` includes, directly or not: name -> content.
 
-    Conditional includes count as taken. An include that none of the directories has belongs to a wheel and is left
-    out. ``#include MACRO`` cannot be followed: then every file of the directories is in the result.
+    Conditional includes count as taken. An include that none of the directories has belongs to a
+    wheel and is left out. ``#include MACRO`` cannot be followed: then every file of the directories
+    is in the result.
     """
     dirs = tuple(include_dirs)
     if not dirs:
@@ -109,12 +113,12 @@ def own_digest(source: str, include_dirs: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-@lru_cache(maxsize=None)
+@cache
 def tuple_overlay(cutlass_include: Path) -> dict[str, str]:
-    """CuTe headers with their clashing ``std::tuple_*`` declarations turned off: include name -> text.
+    """CuTe headers without their clashing ``std::tuple_*`` declarations: name -> text.
 
-    They are handed to NVRTC as in-memory headers, which go before every include directory; nothing is written.
-    Empty when the installed CUTLASS has no such block any more.
+    They are handed to NVRTC as in-memory headers, which go before every include directory; nothing
+    is written. Empty when the installed CUTLASS has no such block any more.
     """
     overlay: dict[str, str] = {}
     for name in _TUPLE_HEADERS:
@@ -129,5 +133,7 @@ def tuple_overlay(cutlass_include: Path) -> dict[str, str]:
 
 
 def text_digest(text: str) -> str:
-    """16 hexadecimal digits of the sha256 of ``text``: enough to tell header sets apart and short to print."""
+    """16 hexadecimal digits of the sha256 of ``text``: enough to tell header sets apart and short
+    to print.
+    """
     return hashlib.sha256(text.encode()).hexdigest()[:16]

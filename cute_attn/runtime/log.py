@@ -1,8 +1,8 @@
-"""The compiler log as a linter: what the assembler reports about a kernel, and what of it is a fault.
+"""The compiler log as a linter: what the assembler reports of a kernel, and what is a fault.
 
-`parse_log` turns the ``--ptxas-options=-v`` report into `Resources`; ``Resources.lint()`` lists spills, stack frames,
-serialized ``wgmma`` (C75xx) and ignored ``setmaxnreg``. An empty list means a clean kernel. `first_errors` picks the
-front end's error messages out of a failed compile's log.
+`parse_log` turns the ``--ptxas-options=-v`` report into `Resources`; ``Resources.lint()`` lists
+spills, stack frames, serialized ``wgmma`` (C75xx) and ignored ``setmaxnreg``. An empty list means a
+clean kernel. `first_errors` picks the front end's error messages out of a failed compile's log.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ _ELSEWHERE = re.compile(r"^(\S*\(\d+\): |\d+ errors? detected|ptxas |\d+ catastr
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel takes, by the assembler's report (bytes are per thread but for shared memory).
+    """What one kernel takes, by the assembler's report; bytes per thread but for shared memory.
 
-    ``registers`` is the count at entry (the launch's; ``setmaxnreg`` may move it later), ``static_smem_bytes`` the
-    statically declared shared memory per block. ``stack_bytes`` and the spills add up the entry and every function it
-    did not inline. ``performance_warnings`` are the assembler's own (C75xx), ``warnings`` the front end's.
+    ``registers`` is the count at entry (the launch's; ``setmaxnreg`` may move it later),
+    ``static_smem_bytes`` the statically declared shared memory per block. ``stack_bytes`` and the
+    spills add up the entry and every function it did not inline. ``performance_warnings`` are the
+    assembler's own (C75xx), ``warnings`` the front end's.
     """
 
     registers: int
@@ -48,8 +49,8 @@ class Resources:
         found = []
         if self.spill_store_bytes or self.spill_load_bytes:
             found.append(
-                f"spills: {self.spill_store_bytes} bytes stored, {self.spill_load_bytes} bytes loaded "
-                "(fewer live values: smaller tile, fewer stages in registers)"
+                f"spills: {self.spill_store_bytes} bytes stored, {self.spill_load_bytes} bytes "
+                "loaded (fewer live values: smaller tile, fewer stages in registers)"
             )
         if self.stack_bytes:
             found.append(
@@ -64,7 +65,9 @@ class Resources:
 
     @classmethod
     def from_json(cls, data: dict[str, object]) -> Resources:
-        """Inverse of `to_json` after a trip through JSON; raises TypeError or KeyError on anything else."""
+        """Inverse of `to_json` after a trip through JSON; raises TypeError or KeyError on anything
+        else.
+        """
         fields = dict(data)
         for name in ("performance_warnings", "warnings"):
             value = fields.get(name, ())
@@ -75,9 +78,10 @@ class Resources:
 
 
 def parse_log(log: str, name: str) -> Resources | None:
-    """Resources of entry ``name`` as reported in ``log``; None if the assembler reported no such entry.
+    """Resources of entry ``name`` as reported in ``log``; None if there is no such entry.
 
-    The report names an entry, then its functions' stack frames and at last the registers, line by line.
+    The report names an entry, then its functions' stack frames and at last the registers, line by
+    line.
     """
     current = ""
     frame = [0, 0, 0]

@@ -1,8 +1,8 @@
 """NVRTC through its C interface (ctypes): one object per loaded library.
 
-The ten calls used are the same in every NVRTC since 12.0, so this needs no binding package of a matching version, and
-two versions can be loaded side by side (the cu12 check of the tests does that). Calls release the GIL; NVRTC itself
-serialises them, which is why `pool` uses processes.
+The ten calls used are the same in every NVRTC since 12.0, so this needs no binding package of a
+matching version, and two versions can be loaded side by side (the cu12 check of the tests does
+that). Calls release the GIL; NVRTC itself serialises them, which is why `pool` uses processes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
-from .errors import ToolchainError
+from cute_attn.runtime.errors import ToolchainError
 
 _SUCCESS = 0
 
@@ -33,6 +33,9 @@ class Nvrtc:
 
     def __init__(self, path: Path) -> None:
         try:
+            # NVRTC opens this companion by its bare name; 13.0 has no run path to find it with.
+            for builtins in sorted(path.parent.glob("libnvrtc-builtins.so.*")):
+                ctypes.CDLL(str(builtins))
             self._lib = ctypes.CDLL(str(path))
         except OSError as error:
             raise ToolchainError(f"cannot load NVRTC from {path}: {error}") from error
@@ -61,7 +64,9 @@ class Nvrtc:
         headers: Mapping[str, str] | None = None,
         to_ptx: bool = False,
     ) -> NvrtcOutput:
-        """Compile ``source`` to a cubin (or PTX); ``headers`` (name -> text) go before all -I directories."""
+        """Compile ``source`` to a cubin (or PTX); ``headers`` (name -> text) go before all -I
+        directories.
+        """
         headers = headers or {}
         texts = (ctypes.c_char_p * len(headers))(*(text.encode() for text in headers.values()))
         names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
@@ -98,7 +103,9 @@ class Nvrtc:
             raise ToolchainError(f"{self.path}: {message.decode()}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_nvrtc(path: Path) -> Nvrtc:
-    """The library at ``path``, loaded once per process (about 50 ms, so only when something compiles)."""
+    """The library at ``path``, loaded once per process (about 50 ms, so only when something
+    compiles).
+    """
     return Nvrtc(path)

@@ -1,14 +1,15 @@
-"""Which compiler makes a cubin: NVRTC, the assembler behind it, and the headers, all found in installed wheels.
+"""Which compiler makes a cubin: NVRTC, its assembler and the headers, found in wheels.
 
-A `Toolchain` is a value: it prints, goes into cache keys and records, and travels as JSON. ``assembler`` is "nvrtc"
-(NVRTC's own) or "ptxas" (NVRTC to PTX, then the ``ptxas`` of the ``nvidia-cuda-nvcc`` wheel). No toolkit, nvcc or GPU
-is looked for. A toolchain that was read from a record, not found on this machine, has no `tools`: it can
-name cached kernels but compiles nothing.
+A `Toolchain` is a value: it prints, goes into cache keys and records, and travels as JSON.
+``assembler`` is "nvrtc" (NVRTC's own) or "ptxas" (NVRTC to PTX, then the ``ptxas`` of the
+``nvidia-cuda-nvcc`` wheel). No toolkit, nvcc or GPU is looked for. A toolchain that was read from a
+record, not found on this machine, has no `tools`: it can name cached kernels but compiles nothing.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -16,8 +17,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from . import env, headers
-from .errors import ToolchainError
+from cute_attn.runtime import env, headers
+from cute_attn.runtime.errors import ToolchainError
 
 INSTALL_HINT = 'pip install "cute-attn[cu13]" (or "cute-attn[cu12]")'
 
@@ -41,8 +42,9 @@ class Tools:
 class Toolchain:
     """The identity of a compiler: equal toolchains make byte-identical cubins of equal sources.
 
-    ``nvrtc`` and ``ptxas`` are wheel versions ("13.5.37"); ``ptxas`` is None with the assembler "nvrtc". ``headers`` is a
-    digest of the CUTLASS, CCCL and CUDA headers; ``packages`` says in words what it covers.
+    ``nvrtc`` and ``ptxas`` are wheel versions ("13.5.37"); ``ptxas`` is None with the assembler
+    "nvrtc". ``headers`` is a digest of the CUTLASS, CCCL and CUDA headers; ``packages`` says in
+    words what it covers.
     """
 
     nvrtc: str
@@ -58,7 +60,9 @@ class Toolchain:
 
     @property
     def name(self) -> str:
-        """Short name, also taken by ``CUTE_ATTN_TOOLCHAIN``: "nvrtc-13.5.37", "nvrtc-13.0.88+ptxas-13.1.115"."""
+        """Short name, also taken by ``CUTE_ATTN_TOOLCHAIN``: "nvrtc-13.5.37",
+        "nvrtc-13.0.88+ptxas-13.1.115".
+        """
         return f"nvrtc-{self.nvrtc}" + (f"+ptxas-{self.ptxas}" if self.ptxas else "")
 
     def __str__(self) -> str:
@@ -137,7 +141,8 @@ _LAYOUTS = (
 _NEEDED_HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h", "cuda/std/utility")
 
 
-def _site_dirs() -> tuple[Path, ...]:
+def site_dirs() -> tuple[Path, ...]:
+    """Directories to look for wheels in: ``CUTE_ATTN_WHEELS``, else sys.path."""
     return tuple(Path(entry).absolute() for entry in env.WHEELS.get() or sys.path if entry)
 
 
@@ -165,7 +170,7 @@ def _in_layout(layout: _Layout, root: Path, missing: list[str]) -> Iterator[Tool
         for name in _NEEDED_HEADERS
         if not any((folder / name).is_file() for folder in include_dirs)
     ]
-    cutlass = _cutlass((root, *_site_dirs()))
+    cutlass = _cutlass((root, *site_dirs()))
     if cutlass is None:
         absent.append("cutlass/cutlass.h (wheel nvidia-cutlass)")
     if absent or cutlass is None:
@@ -213,8 +218,10 @@ def version_key(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
-def _rank(toolchain: Toolchain) -> tuple[int, tuple[int, ...]]:
-    """Best first, by the speed of the attention prototype on an H200: 608, 583, 576-582 and 521 TFLOP/s."""
+def rank(toolchain: Toolchain) -> tuple[int, tuple[int, ...]]:
+    """Best first, by the speed of the attention prototype on an H200: 608, 583, 576-582 and 521
+    TFLOP/s.
+    """
     assembler = version_key(toolchain.ptxas or toolchain.nvrtc)
     if toolchain.ptxas is None and assembler >= (13, 5):
         place = 0
@@ -236,33 +243,56 @@ def _scan(roots: tuple[Path, ...]) -> tuple[tuple[Toolchain, ...], tuple[str, ..
             for toolchain in _in_layout(layout, root, missing):
                 if toolchain not in found:
                     found.append(toolchain)
-    return tuple(sorted(found, key=_rank)), tuple(missing)
+    return tuple(sorted(found, key=rank)), tuple(missing)
 
 
 def available_toolchains() -> tuple[Toolchain, ...]:
-    """Toolchains that can compile here, best first (order measured, see `_rank`); may be empty."""
-    return _scan(_site_dirs())[0]
+    """Toolchains that can compile here, best first (order measured, see `rank`); may be empty."""
+    return _scan(site_dirs())[0]
+
+
+def read_toolchain() -> Toolchain | None:
+    """The recorded toolchain in the file ``CUTE_ATTN_TOOLCHAIN``, if that is a ``*.json``.
+
+    Raises:
+        ToolchainError: the file cannot be read or holds something else.
+    """
+    wanted = env.TOOLCHAIN.get()
+    if wanted is None or not wanted.endswith(".json"):
+        return None
+    try:
+        return Toolchain.from_json(json.loads(Path(wanted).read_bytes()))
+    except (OSError, ValueError) as error:
+        raise ToolchainError(f"CUTE_ATTN_TOOLCHAIN={wanted!r}: {error}") from error
+
+
+def wanted_toolchain(toolchain: Toolchain) -> bool:
+    """Whether ``CUTE_ATTN_TOOLCHAIN``, if it is a name, fits: a whole name, its beginning, or an
+    assembler.
+    """
+    wanted = env.TOOLCHAIN.get()
+    if wanted is None or wanted.endswith(".json"):
+        return True
+    return toolchain.name.startswith(wanted) or toolchain.assembler == wanted
 
 
 def default_toolchain() -> Toolchain:
-    """The best available toolchain, or the one that ``CUTE_ATTN_TOOLCHAIN`` names.
+    """The best available toolchain, of those that ``CUTE_ATTN_TOOLCHAIN`` allows.
 
     Raises:
         ToolchainError: nothing can compile here, or the variable names nothing that is installed.
     """
-    found, missing = _scan(_site_dirs())
-    wanted = env.TOOLCHAIN.get()
-    if wanted is not None and not wanted.endswith(".json"):
-        matching = [t for t in found if t.name == wanted] or [
-            t for t in found if t.name.startswith(wanted) or t.assembler == wanted
-        ]
-        if not matching:
-            names = ", ".join(t.name for t in found) or "none"
-            raise ToolchainError(f"CUTE_ATTN_TOOLCHAIN={wanted!r} matches none of: {names}")
-        return matching[0]
+    found, missing = _scan(site_dirs())
     if not found:
         reasons = "; ".join(missing) or "no NVRTC wheel (nvidia-cuda-nvrtc) on sys.path"
         raise ToolchainError(
             f"nothing here can compile kernels: {reasons}. Install: {INSTALL_HINT}"
         )
-    return found[0]
+    record = read_toolchain()
+    wanted = env.TOOLCHAIN.get()
+    fitting = [t for t in found if (t == record if record else wanted_toolchain(t))]
+    if not fitting:
+        names = ", ".join(t.name for t in found)
+        raise ToolchainError(f"CUTE_ATTN_TOOLCHAIN={wanted!r} matches none of: {names}")
+    # "nvrtc-13.5" also begins the names with ptxas: the whole name is the better match.
+    return next((t for t in fitting if t.name == wanted), fitting[0])
