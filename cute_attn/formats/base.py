@@ -1,0 +1,91 @@
+"""`KVFormat`: what every format of the keys and values comes down to.
+
+A request owns `kv_len` keys. Either they are consecutive rows of one array (ragged), or they lie in
+pages of `page_size` rows whose numbers stand in a table; `kv_start` then says where in the table
+the request's first entry is. Planner, kernels and executor know nothing else of a format.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cute_attn.formats.errors import INT32_MAX, Int64Array
+
+
+class KVFormat:
+    """Base of the formats; not made directly.
+
+    Attributes:
+        kv_len: (num_requests,) int64, keys of each request.
+        kv_start: (num_requests,) int64, first KV row (ragged) or first entry in `page_table`.
+        page_size: keys per page; 0 = ragged.
+        page_table: None (ragged), int32 NumPy array (1-D), or an int32 device tensor whose memory is
+            read as a flat table.
+        table_on_host: False if `page_table` is on a device, where page numbers cannot be checked.
+        max_page: largest page number in use, -1 if none; None if unknown (on a device, unchecked).
+        num_rows: ragged: KV rows that k and v must have at least.
+        has_positions: True if key j of a request stands at position j. In block-sparse rows it does
+            not, so masks and windows over positions mean nothing.
+    """
+
+    kv_len: Int64Array
+    kv_start: Int64Array
+    page_size: int = 0
+    page_table: Any = None
+    table_on_host: bool = True
+    max_page: int | None = -1
+    num_rows: int = 0
+    has_positions: bool = True
+
+    @property
+    def num_requests(self) -> int:
+        return self.kv_len.size
+
+    @property
+    def paged(self) -> bool:
+        """True if there is a page table."""
+        return self.page_size > 0
+
+    def pages_of(self, request: int) -> Any:
+        """Page numbers of one request, in order; table must be on the host."""
+        begin = int(self.kv_start[request])
+        return self.page_table[begin : begin + -(-int(self.kv_len[request]) // self.page_size)]
+
+    def check_num_pages(self, num_pages: int) -> None:
+        """Raises ValueError if a page number in use is outside a cache of `num_pages` pages.
+
+        Page numbers that live on a device are not looked at unless the format was made with
+        check=True.
+        """
+        if self.max_page is not None and self.max_page >= num_pages:
+            raise ValueError(
+                f"the page table holds page {self.max_page} but the cache has {num_pages} pages "
+                f"(0 .. {num_pages - 1})"
+            )
+
+    def __repr__(self) -> str:
+        pages = f", page_size={self.page_size}" if self.paged else ""
+        return f"{type(self).__name__}({self.num_requests} requests{pages})"
+
+
+def check_used_pages(name: str, used: Any) -> int:
+    """Largest of the page numbers in use; raises if one is negative. `used` is a host array."""
+    if used.size == 0:
+        return -1
+    lowest = int(used.min())
+    if lowest < 0:
+        raise ValueError(f"{name} holds page {lowest} where a page is in use; it takes 0 or more")
+    return int(used.max())
+
+
+def check_table_range(name: str, end: int) -> None:
+    """Raises if offsets into the page table do not fit the plan's 32-bit numbers."""
+    if end > INT32_MAX:
+        raise ValueError(f"{name} has {end} entries; at most {INT32_MAX} are taken")
+
+
+def to_host(value: Any) -> Any:
+    """A device tensor as a NumPy array. Waits for the device."""
+    return np.asarray(value.cpu())
