@@ -66,8 +66,8 @@ def attend(
             last key.
 
     Returns:
-        out (q_len, num_qo_heads, head_dim_vo) and lse (q_len, num_qo_heads), natural log. A row that
-        sees nothing: 0 and -inf.
+        out (q_len, num_qo_heads, head_dim_vo) and lse (q_len, num_qo_heads), natural log. A row
+        that sees nothing: 0 and -inf.
     """
     q, k, v = to64(q), to64(k), to64(v)
     (q_len, qo_heads, head_dim), (kv_len, kv_heads, _) = q.shape, k.shape
@@ -123,7 +123,7 @@ def attend_batch(
 def gather_paged(
     k_cache: Any, v_cache: Any, pages: Any, length: int, layout: str = "NHD"
 ) -> tuple[F64, F64]:
-    """Keys and values of one request from a paged cache, key by key from its page list.
+    """Keys and values of one request from a paged cache, page by page.
 
     Args:
         k_cache, v_cache: (pages, page_size, heads, dim) for "NHD", (pages, heads, page_size, dim)
@@ -135,13 +135,9 @@ def gather_paged(
     gathered = []
     for cache in (k_cache, v_cache):
         page_size = int(cache.shape[1 + token_axis])
-        used = [to64(cache[int(page)]) for page in pages[: -(-length // page_size)]]
-        if not used:
-            heads, dim = int(cache.shape[2 - token_axis]), int(cache.shape[3])
-            gathered.append(np.zeros((0, heads, dim)))
-            continue
-        rows = np.concatenate([np.moveaxis(page, token_axis, 0) for page in used])
-        gathered.append(rows[:length])
+        used = to64(cache[[int(page) for page in pages[: -(-length // page_size)]]])
+        rows = np.moveaxis(used, 1 + token_axis, 1)  # (pages, page_size, heads, dim)
+        gathered.append(rows.reshape(-1, *rows.shape[2:])[:length])
     return gathered[0], gathered[1]
 
 

@@ -6,7 +6,7 @@ NumPy views here. Nothing in this room knows torch, CUDA or the kernels' source.
 
 from cute_attn.abi.params import Field, ParameterBlock
 from cute_attn.abi.plan import UNBOUNDED, PlanLayout, PlanView
-from cute_attn.abi.work import Item, block_items, kv_block_range, locate_tile
+from cute_attn.abi.work import Item, WorkWalker, block_items, kv_block_range, locate_tile, tile_item
 
 __all__ = [
     "UNBOUNDED",
@@ -15,7 +15,9 @@ __all__ = [
     "ParameterBlock",
     "PlanLayout",
     "PlanView",
+    "WorkWalker",
     "block_items",
     "kv_block_range",
     "locate_tile",
+    "tile_item",
 ]

@@ -55,7 +55,7 @@ SPLIT_FIELDS = ("tile", "request", "first_slot", "num_slots")
 REQUEST_FIELDS = (
     "q_start",  # first query row of the request in q and out
     "q_len",  # query tokens
-    "kv_start",  # ragged: first KV row; paged: offset of the request's first entry in the page table
+    "kv_start",  # ragged: first KV row; paged: the request's first entry in the page table
     "kv_len",  # keys
     "q_pos",  # position of the first query token (kv_len - q_len for a plain causal batch)
     "kv_pos",  # position of the first key (0 but for levels of a composable format)

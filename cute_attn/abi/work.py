@@ -1,6 +1,6 @@
-"""How a thread block finds its items in a plan: the NumPy twin of `codegen/include/cute_attn/work.hpp`.
+"""How a thread block finds its items in a plan.
 
-An item is a piece of a tile: packed query rows of one (request, KV head) against a range of KV
+The Python twin of `codegen/include/cute_attn/work.hpp`. An item is a piece of a tile: packed query rows of one (request, KV head) against a range of KV
 blocks. Both texts must agree to the bit; `tests/abi` compares them on random plans.
 """
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cute_attn.abi.plan import PlanView, RequestRecord
+from cute_attn.abi.plan import REQUEST_FIELDS, PlanView, RequestRecord
+
+_TILE_BEGIN = REQUEST_FIELDS.index("tile_begin")
 
 
 class Item(NamedTuple):
@@ -26,6 +28,7 @@ class Item(NamedTuple):
 
 
 def cdiv(a: int, b: int) -> int:
+    """a / b rounded up."""
     return -(-a // b)
 
 
@@ -65,59 +68,82 @@ def kv_block_range(
     return (begin, cdiv(high, tile_kv)) if high > low else (begin, begin)
 
 
+class WorkWalker:
+    """Reads items out of a plan.
+
+    Header and records are read once, so a walker must not outlive changes to the plan's buffer.
+    """
+
+    def __init__(self, plan: PlanView) -> None:
+        self.plan = plan
+        self.tile_q, self.tile_kv = plan.get("tile_q"), plan.get("tile_kv")
+        self.group, self.num_kv_heads = plan.get("group"), plan.get("num_kv_heads")
+        self.window_left, self.window_right = plan.get("window_left"), plan.get("window_right")
+        self.num_blocks, self.num_whole = plan.get("num_blocks"), plan.get("num_whole_tiles")
+        num_requests = plan.get("num_requests")
+        self._records = [plan.request(i) for i in range(num_requests)]
+        self._tile_begin = plan.requests[: num_requests + 1, _TILE_BEGIN].tolist()
+
+    def tile_item(self, request: int, tile: int) -> Item:
+        """The whole of `tile`, which belongs to record `request`, as an item."""
+        record = self._records[request]
+        kv_head, q_tile = locate_tile(
+            record,
+            tile - record.tile_begin,
+            tile_q=self.tile_q,
+            group=self.group,
+            num_kv_heads=self.num_kv_heads,
+        )
+        row_begin = q_tile * self.tile_q
+        num_rows = min(self.tile_q, record.q_len * self.group - row_begin)
+        begin, end = kv_block_range(
+            record,
+            row_begin,
+            num_rows,
+            tile_kv=self.tile_kv,
+            group=self.group,
+            window_left=self.window_left,
+            window_right=self.window_right,
+        )
+        return Item(request, tile, kv_head, row_begin, num_rows, begin, end, -1)
+
+    def items(self, block: int) -> Iterator[Item]:
+        """The items of thread block `block`, in the order in which it computes them."""
+        request = 0
+        for step in range(cdiv(self.num_whole, self.num_blocks)):
+            place = self.num_blocks - 1 - block if step % 2 else block
+            tile = step * self.num_blocks + place
+            if tile < self.num_whole:
+                request = self._request_of(tile, request)
+                yield self.tile_item(request, tile)
+
+        tile, offset, request, slot = (int(x) for x in self.plan.cuts[block])
+        last_tile, last_offset, _, last_slot = (int(x) for x in self.plan.cuts[block + 1])
+        while (tile, offset) < (last_tile, last_offset):
+            request = self._request_of(tile, request)
+            whole = self.tile_item(request, tile)
+            begin = whole.block_begin + offset
+            end = whole.block_begin + last_offset if tile == last_tile else whole.block_end
+            if begin > whole.block_begin:
+                yield whole._replace(block_begin=begin, block_end=end, slot=slot)
+            elif end < whole.block_end:
+                yield whole._replace(block_end=end, slot=last_slot - 1)
+            else:
+                yield whole
+            tile, offset = tile + 1, 0
+
+    def _request_of(self, tile: int, request: int) -> int:
+        """Record that holds `tile`, searched upwards from `request`."""
+        while tile >= self._tile_begin[request + 1]:
+            request += 1
+        return request
+
+
 def tile_item(plan: PlanView, request: int, tile: int) -> Item:
-    """The whole of `tile`, as an item."""
-    record = plan.request(request)
-    tile_q, group = plan.get("tile_q"), plan.get("group")
-    kv_head, q_tile = locate_tile(
-        record,
-        tile - record.tile_begin,
-        tile_q=tile_q,
-        group=group,
-        num_kv_heads=plan.get("num_kv_heads"),
-    )
-    row_begin = q_tile * tile_q
-    num_rows = min(tile_q, record.q_len * group - row_begin)
-    begin, end = kv_block_range(
-        record,
-        row_begin,
-        num_rows,
-        tile_kv=plan.get("tile_kv"),
-        group=group,
-        window_left=plan.get("window_left"),
-        window_right=plan.get("window_right"),
-    )
-    return Item(request, tile, kv_head, row_begin, num_rows, begin, end, -1)
-
-
-def _request_of(plan: PlanView, tile: int, request: int) -> int:
-    """Record that holds `tile`, searched upwards from `request`."""
-    while tile >= int(plan.requests[request + 1, 6]):
-        request += 1
-    return request
+    """The whole of `tile` as an item; `WorkWalker(plan).tile_item(request, tile)`."""
+    return WorkWalker(plan).tile_item(request, tile)
 
 
 def block_items(plan: PlanView, block: int) -> Iterator[Item]:
-    """The items of thread block `block`, in the order in which it computes them."""
-    num_blocks, num_whole = plan.get("num_blocks"), plan.get("num_whole_tiles")
-    request = 0
-    for step in range(cdiv(num_whole, num_blocks)):
-        tile = step * num_blocks + (num_blocks - 1 - block if step % 2 else block)
-        if tile < num_whole:
-            request = _request_of(plan, tile, request)
-            yield tile_item(plan, request, tile)
-
-    tile, offset, request, slot = (int(x) for x in plan.cuts[block])
-    last_tile, last_offset, _, last_slot = (int(x) for x in plan.cuts[block + 1])
-    while (tile, offset) < (last_tile, last_offset):
-        request = _request_of(plan, tile, request)
-        whole = tile_item(plan, request, tile)
-        begin = whole.block_begin + offset
-        end = whole.block_begin + last_offset if tile == last_tile else whole.block_end
-        if begin > whole.block_begin:
-            yield whole._replace(block_begin=begin, block_end=end, slot=slot)
-        elif end < whole.block_end:
-            yield whole._replace(block_end=end, slot=last_slot - 1)
-        else:
-            yield whole
-        tile, offset = tile + 1, 0
+    """The items of thread block `block` of a plan; `WorkWalker(plan).items(block)`."""
+    return WorkWalker(plan).items(block)

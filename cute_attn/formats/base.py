@@ -21,8 +21,8 @@ class KVFormat:
         kv_len: (num_requests,) int64, keys of each request.
         kv_start: (num_requests,) int64, first KV row (ragged) or first entry in `page_table`.
         page_size: keys per page; 0 = ragged.
-        page_table: None (ragged), int32 NumPy array (1-D), or an int32 device tensor whose memory is
-            read as a flat table.
+        page_table: None (ragged), int32 NumPy array (1-D), or an int32 device tensor whose memory
+            is read as a flat table.
         table_on_host: False if `page_table` is on a device, where page numbers cannot be checked.
         max_page: largest page number in use, -1 if none; None if unknown (on a device, unchecked).
         num_rows: ragged: KV rows that k and v must have at least.

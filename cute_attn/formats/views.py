@@ -30,8 +30,8 @@ class KVViews:
     """K and V as kernels and executor see them.
 
     Attributes:
-        k, v: (pages, page_size, num_kv_heads, head_dim), or ragged (tokens, num_kv_heads, head_dim);
-            views of what was given.
+        k, v: (pages, page_size, num_kv_heads, head_dim), or ragged (tokens, num_kv_heads,
+            head_dim); views of what was given.
         k_strides, v_strides: element strides; the last dimension is contiguous.
         num_pages: pages in the cache; 0 for ragged KV.
         page_size: keys per page; 0 for ragged KV.
