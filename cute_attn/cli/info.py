@@ -22,6 +22,17 @@ from rich.markup import escape
 from rich.table import Table
 
 import cute_attn
+from cute_attn.runtime import (
+    DiskCache,
+    DriverError,
+    ToolchainError,
+    available_toolchains,
+    default_toolchain,
+    device_count,
+    device_info,
+    env,
+)
+from cute_attn.runtime.cache import default_directory
 
 # Packages whose versions decide what compiles and how fast; the CUDA ones come per major version.
 _ALWAYS = ("torch", "numpy", "nvidia-cutlass")
@@ -51,15 +62,13 @@ def collect() -> dict[str, Any]:
         "driver": _driver(),
         "packages": _packages(),
         "toolchains": _toolchains(),
+        "cache": _cache(),
         "environment": _environment(),
     }
 
 
 def _driver() -> dict[str, Any]:
     """Driver release ("580.159.03"), the CUDA version it speaks and the visible devices."""
-    from cute_attn.runtime import DriverError
-    from cute_attn.runtime.device import device_count, device_info
-
     facts: dict[str, Any] = {"release": None, "cuda": None, "devices": [], "problem": None}
     with suppress(OSError):  # no NVIDIA kernel module, or a container that hides it
         facts["release"] = Path("/sys/module/nvidia/version").read_text().strip()
@@ -86,8 +95,6 @@ def _packages() -> dict[str, str | None]:
 
 def _toolchains() -> dict[str, Any]:
     """Compilers that work here, best first, and the one that would be used or why there is none."""
-    from cute_attn.runtime import ToolchainError, available_toolchains, default_toolchain
-
     facts: dict[str, Any] = {
         "available": [t.to_json() | {"name": t.name} for t in available_toolchains()],
         "default": None,
@@ -100,9 +107,20 @@ def _toolchains() -> dict[str, Any]:
     return facts
 
 
-def _environment() -> list[dict[str, str | None]]:
-    from cute_attn.runtime import env
+def _cache() -> dict[str, Any]:
+    """The kernel cache: directory, stored kernels and their size, and the read-only ones."""
 
+    def usage(directory: Path) -> dict[str, Any]:
+        entries, num_bytes = DiskCache(directory, read_only=True).usage()
+        return {"directory": str(directory), "entries": entries, "bytes": num_bytes}
+
+    own = usage(default_directory())
+    own["enabled"] = env.CACHE.get()
+    own["read_only"] = [usage(path) for path in env.CACHE_PATH.get()]
+    return own
+
+
+def _environment() -> list[dict[str, str | None]]:
     return [{"name": name, "value": value, "help": text} for name, value, text in env.table()]
 
 
@@ -113,6 +131,8 @@ def render(facts: dict[str, Any], console: Console) -> None:
     console.print(f"Python {facts['python']}, {facts['platform']}\n")
     _render_driver(facts["driver"], console)
     _render_toolchains(facts["toolchains"], console)
+
+    _render_cache(facts["cache"], console)
 
     packages = _table("package", "version")
     for name, version in facts["packages"].items():
@@ -157,6 +177,16 @@ def _render_toolchains(facts: dict[str, Any], console: Console) -> None:
         console.print(table)
     if facts["problem"]:
         console.print(f"[red]no compiler:[/red] {escape(facts['problem'])}\n")
+
+
+def _render_cache(facts: dict[str, Any], console: Console) -> None:
+    table = _table("kernel cache", "kernels", "size")
+    notes = ["" if facts["enabled"] else "  (off: CUTE_ATTN_CACHE=0)"]
+    notes += ["  (read only)"] * len(facts["read_only"])
+    for cache, note in zip([facts, *facts["read_only"]], notes, strict=True):
+        size = f"{cache['bytes'] / 2**20:.1f} MiB"
+        table.add_row(escape(cache["directory"]) + note, str(cache["entries"]), size)
+    console.print(table)
 
 
 def _table(*headers: str) -> Table:

@@ -26,6 +26,7 @@ import os
 import shutil
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +102,15 @@ class DiskCache:
     def entry(self, arch: str, key: str) -> Path:
         """Where the entry is, or would be."""
         return self._root / arch / key
+
+    def usage(self) -> tuple[int, int]:
+        """(entries, bytes) of the kernels stored here; (0, 0) where there is no directory."""
+        entries = num_bytes = 0
+        for meta in self._root.glob("sm_*/*/meta.json"):
+            with suppress(OSError):  # another process may be moving a damaged entry away
+                num_bytes += sum(file.stat().st_size for file in meta.parent.iterdir())
+                entries += 1
+        return entries, num_bytes
 
     def lookup(
         self, request: CompileRequest, toolchain: Toolchain, key: str

@@ -76,6 +76,23 @@ def test_an_unknown_toolchain_is_named() -> None:
     assert "nvrtc-1.2.3" in problem
 
 
+def test_cache_counts_what_was_stored(tmp_path: Path) -> None:
+    source = 'extern "C" __global__ void nothing() {}'
+    compile_two = f"""
+from cute_attn.runtime import CompileRequest, build_kernel
+for arch in ("sm_80", "sm_90a"):
+    build_kernel(CompileRequest({source!r}, "nothing", arch))
+"""
+    cache = str(tmp_path / "cache")
+    empty = facts(CUTE_ATTN_CACHE_DIR=cache)["cache"]
+    assert (empty["directory"], empty["entries"], empty["bytes"]) == (cache, 0, 0)
+    result = run("-c", compile_two, CUTE_ATTN_CACHE_DIR=cache)
+    assert result.returncode == 0, result.stderr
+    filled = facts(CUTE_ATTN_CACHE_DIR=cache)["cache"]
+    assert filled["entries"] == 2
+    assert filled["bytes"] > 2 * len(source)
+
+
 @pytest.mark.parametrize("columns", ["60", "200"])
 def test_text_shows_every_section(columns: str) -> None:
     result = run("-m", "cute_attn.cli", "info", COLUMNS=columns)
