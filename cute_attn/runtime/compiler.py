@@ -33,6 +33,7 @@ BASE_OPTIONS = (
 _ARCH = re.compile(r"sm_\d{2,3}[af]?")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _PTXAS = "--ptxas-options="
+_ALSO_PTXAS = ("--maxrregcount=", "--generate-line-info")
 
 _HINTS = (
     (
@@ -60,8 +61,8 @@ _HINTS = (
         "ptxas is older than NVRTC: install an nvidia-cuda-nvcc wheel at least as new",
     ),
     (
-        "not supported on .target 'sm_90'",
-        "wgmma, setmaxnreg and TMA multicast need sm_90a, not sm_90",
+        "not supported on .target",
+        "an instruction is not of this architecture; wgmma and setmaxnreg need sm_90a",
     ),
 )
 
@@ -198,9 +199,10 @@ def _run_nvrtc(
 
 
 def _run_ptxas(request: CompileRequest, ptxas: Path, ptx: bytes) -> tuple[bytes, str]:
-    flags = [o.removeprefix(_PTXAS) for o in request.all_options() if o.startswith(_PTXAS)]
-    if env.LINEINFO.get():
-        flags.append("--generate-line-info")
+    options = request.all_options()
+    flags = [option.removeprefix(_PTXAS) for option in options if option.startswith(_PTXAS)]
+    # NVRTC leaves these to the assembler, and PTX does not carry them.
+    flags += [option for option in options if option.startswith(_ALSO_PTXAS)]
     with tempfile.TemporaryDirectory(prefix="cute_attn-") as folder:
         (Path(folder) / "kernel.ptx").write_bytes(ptx)
         command = [str(ptxas), f"-arch={request.arch}", *flags, "kernel.ptx", "-o", "kernel.cubin"]

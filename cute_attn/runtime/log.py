@@ -20,7 +20,9 @@ _SMEM = re.compile(r"(\d+) bytes smem")
 _CMEM = re.compile(r"(\d+) bytes cmem\[\d+\]")
 _PERFORMANCE = re.compile(r"\(C75\d\d\)|setmaxnreg.*ignored|wgmma.*serialized", re.IGNORECASE)
 _FRONT_END_WARNING = re.compile(r"^\S*\(\d+\): warning .*$", re.MULTILINE)
-_ERROR = re.compile(r"^(\S*\(\d+\): (?:catastrophic )?error|ptxas (?:fatal|error)|nvrtc: error)")
+_ERROR = re.compile(
+    r"^(\S*\(\d+\): (?:catastrophic )?error|ptxas .*\b(?:fatal|error)\b|nvrtc: error)"
+)
 _ELSEWHERE = re.compile(r"^(\S*\(\d+\): |\d+ errors? detected|ptxas |\d+ catastrophic error)")
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -43,9 +44,7 @@ _PCH_PAYS_FROM = 3  # kernels per worker
 
 
 def job_count() -> int:
-    """``CUTE_ATTN_COMPILE_JOBS``, else as many processes as there are CPUs and 1.5 GB of free
-    memory for each.
-    """
+    """``CUTE_ATTN_COMPILE_JOBS``, else one process per CPU and per 1.5 GB of free memory."""
     forced = env.COMPILE_JOBS.get()
     if forced is not None:
         return forced
@@ -54,13 +53,17 @@ def job_count() -> int:
 
 
 def _free_bytes() -> int:
+    """Memory this process may still take: the machine's, or its control group's if that is less."""
+    free = [_WORKER_BYTES]  # where nothing is known: one process
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
+        meminfo = Path("/proc/meminfo").read_text()
+        free = [int(re.findall(r"MemAvailable:\s+(\d+)", meminfo)[0]) * 1024]
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text())
+        free.append(limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError, IndexError):  # "max" means no limit
         pass
-    return _WORKER_BYTES  # unknown: one process
+    return min(free)
 
 
 def compile_many(
@@ -68,13 +71,12 @@ def compile_many(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> list[Result]:
-    """Build all ``requests``; the result at each place is its kernel, or the exception that building it raised.
+    """Build all ``requests``; each result is its kernel, or the exception that building it raised.
 
     Args:
         requests: what to compile; equal ones are compiled once.
         jobs: processes; None takes `job_count`.
         progress: called as ``progress(done, total, result)`` after each, one call at a time.
-        a time.
     """
     with CompilePool(jobs) as pool:
         return pool.build(requests, progress)

@@ -39,7 +39,7 @@ def receive(stream: IO[bytes]) -> object:
 
 
 def main() -> None:
-    """Serve until stdin ends; ``sys.argv[1]`` is this process's directory for precompiled headers."""
+    """Serve until stdin ends; ``sys.argv[1]`` is the directory for precompiled headers."""
     pch_dir = Path(sys.argv[1])
     # Whatever prints must not end up between two messages.
     outbox = os.fdopen(os.dup(1), "wb")
