@@ -6,6 +6,94 @@ load-balancing scheduler says which thread block does which piece of work. Impor
 is cheap: nothing heavy is loaded before it is used.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cute_attn.api import (
+        BatchAttention,
+        Kernel,
+        Problem,
+        RoPE,
+        append_paged_kv,
+        attention,
+        build,
+        choose,
+        merge_states,
+        single_decode,
+        single_prefill,
+        supports,
+        warmup,
+    )
+    from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
+    from cute_attn.formats import BlockSparseKV, BlockTableKV, PagedKV, RaggedKV
+    from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
+
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+# Public name -> the module that defines it.
+_HOMES = {
+    "cute_attn.api": (
+        "BatchAttention",
+        "Kernel",
+        "Problem",
+        "RoPE",
+        "append_paged_kv",
+        "attention",
+        "build",
+        "choose",
+        "merge_states",
+        "single_decode",
+        "single_prefill",
+        "supports",
+        "warmup",
+    ),
+    "cute_attn.codegen.spec": ("KernelSpec", "Tile", "UnsupportedSpecError"),
+    "cute_attn.formats": ("BlockSparseKV", "BlockTableKV", "PagedKV", "RaggedKV"),
+    "cute_attn.variants": ("Variant", "causal", "full", "sliding_window", "soft_cap"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BatchAttention",
+    "BlockSparseKV",
+    "BlockTableKV",
+    "Kernel",
+    "KernelSpec",
+    "PagedKV",
+    "Problem",
+    "RaggedKV",
+    "RoPE",
+    "Tile",
+    "UnsupportedSpecError",
+    "Variant",
+    "__version__",
+    "append_paged_kv",
+    "attention",
+    "build",
+    "causal",
+    "choose",
+    "full",
+    "merge_states",
+    "single_decode",
+    "single_prefill",
+    "sliding_window",
+    "soft_cap",
+    "supports",
+    "warmup",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name at its first use (PEP 562)."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,268 @@
+"""`BatchAttention`: attention of a batch of requests, planned once and run for every layer.
+
+    batch = BatchAttention(32, 8, 128, dtype=torch.bfloat16)
+    batch.plan(qo_indptr, PagedKV(kv_indptr, kv_indices, kv_last_page_len, page_size=16))
+    for layer in layers:
+        layer.out = batch.run(layer.q, layer.kv_cache)
+
+Prefill, append, decode and batches that mix them are one call: one attention kernel, and one merge
+if the scheduler has split the KV of some tile. On CPU tensors the same plan runs on the reference
+executor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from cute_attn.api import checks, dispatch
+from cute_attn.api.cpu_batch import CpuBatch
+from cute_attn.api.cuda_batch import CudaBatch
+from cute_attn.api.kernel import Kernel
+from cute_attn.api.shape import BatchShape
+from cute_attn.api.step import Step, make_step
+from cute_attn.formats import KVFormat
+from cute_attn.scheduler import Plan
+from cute_attn.variants import Variant
+
+KV_LAYOUTS = ("NHD", "HND")
+SCHEDULES = (dispatch.HOPPER_TILE, dispatch.AMPERE_TILE, dispatch.AMPERE_DECODE)
+
+
+class BatchAttention:
+    """Attention over a batch of requests with ragged or paged KV.
+
+    Args:
+        num_qo_heads: query heads.
+        num_kv_heads: KV heads; divides num_qo_heads.
+        head_dim: elements of a query and key row.
+        head_dim_vo: elements of a value and output row; default head_dim.
+        dtype: of q, k, v and out: torch.bfloat16 or torch.float16 (on the CPU also torch.float32).
+        variant: "full", "causal", "sliding_window", "soft_cap" or a `Variant`. Causal is
+            bottom-right aligned: the last query of a request sees its last key.
+        sm_scale: softmax scale; default 1 / sqrt(head_dim).
+        kv_layout: "NHD" (tokens before heads) or "HND".
+        device: a CUDA device or "cpu"; default CUDA if there is one.
+        cuda_graph: for capture: kernel, grid and addresses stay as the first plan chose them, q and
+            out may have more rows than planned (those are left alone), and the merge is always
+            launched. Plan, capture run() once, then plan() before each replay on the stream of the
+            replay. A captured graph also keeps the addresses of q, k, v, out and lse, page_size,
+            sm_scale and scalars.
+        max_requests: most requests of a step; default: grows (cuda_graph: as many as the first
+            plan's, rounded up).
+        max_pages: most entries of a page table; default as for max_requests.
+        workspace: (bytes,) uint8 tensor on the device for partial results; default: allocated by
+            plan(). `workspace_size` says how large. One workspace may serve many objects that run
+            on one stream.
+        schedule: force a kernel family: "hopper_tile", "ampere_tile" or "ampere_decode"; default:
+            chosen by the device and the lengths at every plan().
+
+    Not for use by several threads at once.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+        DriverError: device is CUDA and there is no such GPU.
+    """
+
+    def __init__(
+        self,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        head_dim_vo: int | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        variant: str | Variant = "causal",
+        sm_scale: float | None = None,
+        kv_layout: str = "NHD",
+        device: torch.device | str | None = None,
+        cuda_graph: bool = False,
+        max_requests: int | None = None,
+        max_pages: int | None = None,
+        workspace: torch.Tensor | None = None,
+        schedule: str | None = None,
+    ) -> None:
+        checks.head_counts(num_qo_heads, num_kv_heads)
+        checks.positive("head_dim", head_dim)
+        if head_dim_vo is None:
+            head_dim_vo = head_dim
+        checks.positive("head_dim_vo", head_dim_vo)
+        checks.one_of("kv_layout", kv_layout, KV_LAYOUTS)
+        for name, capacity in (("max_requests", max_requests), ("max_pages", max_pages)):
+            if capacity is not None:
+                checks.positive(name, capacity)
+        if schedule is not None:
+            checks.one_of("schedule", schedule, SCHEDULES)
+        if sm_scale is None:
+            sm_scale = 1 / math.sqrt(head_dim)
+        if not math.isfinite(sm_scale):
+            raise ValueError(f"sm_scale is {sm_scale}; it takes a finite number")
+        self._shape = BatchShape(
+            num_qo_heads=num_qo_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim_qk=head_dim,
+            head_dim_vo=head_dim_vo,
+            dtype=dtype,
+            variant=dispatch.named_variant(variant),
+            sm_scale=float(sm_scale),
+            kv_layout=kv_layout,
+            device=checks.device_of(device),
+        )
+        on_cpu = self._shape.device.type == "cpu"
+        known = [torch.bfloat16, torch.float16, *([torch.float32] if on_cpu else [])]
+        if dtype not in known:
+            raise TypeError(f"dtype is {dtype}; it takes {', '.join(map(str, known))}")
+        if workspace is not None:
+            _check_workspace(workspace, self._shape.device)
+        self._backend: CpuBatch | CudaBatch
+        if on_cpu:
+            self._backend = CpuBatch(self._shape, max_requests=max_requests, cuda_graph=cuda_graph)
+        else:
+            self._backend = CudaBatch(
+                self._shape,
+                max_requests=max_requests,
+                max_pages=max_pages,
+                cuda_graph=cuda_graph,
+                schedule=schedule,
+                workspace=workspace,
+            )
+        self._step: Step | None = None
+        self._scalars: dict[str, float | int] = {}
+        self._overrides: dict[tuple[tuple[str, float | int], ...], dict[str, float | int]] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors are expected."""
+        return self._shape.device
+
+    @property
+    def last_plan(self) -> Plan | None:
+        """The plan of the last step: its buffer, counts, predicted time and imbalance."""
+        return self._backend.plan_of_step
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Attention kernel and merge of the last step; empty before plan() and on the CPU."""
+        return self._backend.kernels if isinstance(self._backend, CudaBatch) else ()
+
+    def workspace_size(self, page_size: int | None = None) -> int:
+        """Bytes of `workspace` that suffice for any step, whatever its lengths.
+
+        Args:
+            page_size: tokens per page of the steps' KV, or None for ragged KV.
+        """
+        if isinstance(self._backend, CpuBatch):
+            return 0
+        size = self._backend.workspace_size(page_size)
+        return size.partial_out + size.partial_lse
+
+    def plan(
+        self,
+        qo_indptr: Any,
+        kv_format: KVFormat,
+        *,
+        scalars: Mapping[str, float | int] | None = None,
+    ) -> BatchAttention:
+        """Decides which thread block does what for one step; run() then serves every layer.
+
+        Lengths are read on the host; the plan goes to the device in one asynchronous copy on the
+        current stream. Nothing waits for the device (but for the copy of the fourth plan before
+        this one). The first plan of a kind compiles its kernels, or finds them in the cache.
+
+        Args:
+            qo_indptr: (num_requests + 1,) integers on the host: query rows of request i are
+                qo_indptr[i] .. qo_indptr[i + 1] - 1. None for `BlockSparseKV`, which has its own.
+            kv_format: `RaggedKV`, `PagedKV`, `BlockTableKV` or `BlockSparseKV`. Page numbers may be
+                on the device (they are then read when the kernel runs).
+            scalars: numbers that the variant reads, e.g. {"window_left": 1023}; defaults where not
+                given.
+
+        Returns:
+            self.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong or a capacity is exceeded.
+            UnsupportedSpecError: no kernel for this device, dtype and head_dim; with the reasons.
+            CompileError, ToolchainError, CacheMissError: see `build`.
+            RuntimeError: during CUDA graph capture.
+        """
+        given = dict(scalars) if scalars is not None else None
+        step = make_step(qo_indptr, kv_format, self._shape.variant, given, self._shape.device)
+        self._backend.plan(step)
+        self._step = step
+        if step.scalars != self._scalars:  # argument blocks compare it by identity
+            self._scalars = step.scalars
+            self._overrides.clear()
+        return self
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+        scalars: Mapping[str, float | int] | None = None,
+    ) -> Any:
+        """Attention of the planned step, for one layer.
+
+        Launches on the current stream; never waits, and allocates only `out` and `lse` if they are
+        not given. Rows of tensors may be strided (q may be a slice of a fused QKV projection), in
+        steps of 16 bytes.
+
+        Args:
+            q: (q_tokens, num_qo_heads, head_dim); q_tokens = qo_indptr[-1].
+            k: paged: (pages, page_size, num_kv_heads, head_dim) for NHD, (pages, num_kv_heads,
+                page_size, head_dim) for HND, or the whole cache (pages, 2, ...) with v None.
+                Ragged: (kv_tokens, num_kv_heads, head_dim) for NHD, (num_kv_heads, kv_tokens,
+                head_dim) for HND.
+            v: as k with head_dim_vo; its strides may differ from k's.
+            out: (q_tokens, num_qo_heads, head_dim_vo), to be written.
+            lse: (q_tokens, num_qo_heads) float32, contiguous, to be written.
+            return_lse: also return the log-sum-exp of each row's scores (natural logarithm).
+            scalars: other values for the variant's scalars than planned; not for those that decide
+                which keys are read (e.g. window_left: plan again).
+
+        Returns:
+            out, or (out, lse) if return_lse or lse is given. Rows that see no key: out 0, lse -inf.
+
+        Raises:
+            TypeError, ValueError: a tensor does not fit the plan; nothing was launched.
+            RuntimeError: not planned.
+        """
+        if self._step is None:
+            raise RuntimeError("run() before plan(): plan the step first")
+        values = self._scalars if scalars is None else self._override(scalars)
+        out, lse = self._backend.run(q, k, v, out, lse, return_lse, values)
+        return out if lse is None else (out, lse)
+
+    def _override(self, scalars: Mapping[str, float | int]) -> dict[str, float | int]:
+        """Planned scalars overlaid with `scalars`; the same object for the same values."""
+        key = tuple(sorted(scalars.items()))
+        values = self._overrides.get(key)
+        if values is None:
+            assert self._step is not None
+            variant = self._shape.variant
+            values = variant.values({**self._scalars, **scalars})
+            if variant.band.resolve(values) != self._step.band:
+                raise ValueError(
+                    f"scalars {dict(scalars)} change which keys are read (planned for"
+                    f" {self._scalars}); give them to plan()"
+                )
+            self._overrides[key] = values
+        return values
+
+
+def _check_workspace(workspace: Any, device: torch.device) -> None:
+    checks.tensor("workspace", workspace, dims=(("bytes", None),), dtype=torch.uint8, device=device)
+    checks.contiguous("workspace", workspace)
+    if workspace.data_ptr() % 128:
+        raise ValueError(
+            f"workspace starts at {workspace.data_ptr():#x}; it takes an address that is a multiple"
+            " of 128"
+        )

@@ -1,0 +1,93 @@
+"""The CPU back end of `BatchAttention`: the same plan, run by the reference executor."""
+
+from __future__ import annotations
+
+import torch
+
+from cute_attn.api.shape import BatchShape, refuse_kv
+from cute_attn.api.step import Step
+from cute_attn.reference import execute
+from cute_attn.scheduler import Geometry, Plan, plan_batch
+
+_NUM_BLOCKS = 8
+_TILE_KV = 64
+_DECODE_ROWS, _PREFILL_ROWS = 16, 64
+
+
+class CpuBatch:
+    """Plans and runs batches of one `BatchShape` on the CPU.
+
+    Args:
+        shape: sizes and options.
+        max_requests: capacity, or None.
+        cuda_graph: True lets q have more rows than planned, as on a GPU.
+
+    Attributes:
+        plan_of_step: plan of the last step, or None.
+    """
+
+    def __init__(self, shape: BatchShape, *, max_requests: int | None, cuda_graph: bool) -> None:
+        self._shape = shape
+        self._max_requests = max_requests
+        self._padded = cuda_graph
+        self._step: Step
+        self.plan_of_step: Plan | None = None
+
+    def plan(self, step: Step) -> None:
+        """Plans a step for a grid of a few blocks."""
+        shape, requests = self._shape, step.requests
+        longest = int(requests.q_len.max(initial=0)) * shape.group
+        self.plan_of_step = plan_batch(
+            requests,
+            Geometry(
+                tile_q=_DECODE_ROWS if longest <= _DECODE_ROWS else _PREFILL_ROWS,
+                tile_kv=_TILE_KV,
+                group=shape.group,
+                num_kv_heads=shape.num_kv_heads,
+                window_left=step.band[0],
+                window_right=step.band[1],
+            ),
+            _NUM_BLOCKS,
+            max_requests=self._max_requests,
+        )
+        self._step = step
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor | None,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        want_lse: bool,
+        scalars: dict[str, float | int],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Computes in float32 and rounds to the dtype of q."""
+        shape, step = self._shape, self._step
+        assert self.plan_of_step is not None
+        shape.check_q(q, step.q_rows, padded=self._padded)
+        if out is None:
+            out = shape.new_out(q.shape[0])
+        shape.check_out(out, q.shape[0])
+        if lse is None and want_lse:
+            lse = shape.new_lse(q.shape[0])
+        if lse is not None:
+            shape.check_lse(lse, q.shape[0])
+        views = shape.kv(step.kv_format, k, v)
+        refuse_kv(step, int(views.k.shape[0]))
+        rows = step.q_rows
+        result, result_lse = execute(
+            self.plan_of_step,
+            q[:rows],
+            k,
+            v,
+            step.kv_format,
+            shape.variant,
+            sm_scale=shape.sm_scale,
+            scalars=scalars,
+            layout=shape.kv_layout,
+        )
+        out[:rows] = torch.from_numpy(result).to(out.dtype)
+        if lse is not None:
+            lse[:rows] = torch.from_numpy(result_lse)
+        return out, lse

@@ -1,0 +1,167 @@
+"""Which kernel serves a batch: from device, dtypes, dims, KV format and lengths to a `KernelSpec`.
+
+    sm_90a   every request has at most 16 packed query rows   ampere_decode, built for sm_90
+             otherwise                                        hopper_tile: ragged, paged (TMA, page
+                                                              sizes that are a multiple of 16) or
+                                                              gather (any other page size)
+    sm_80, sm_86, sm_89, sm_90                                ampere_decode / ampere_tile
+
+Where the Hopper kernel has no row in its table for the head dims, ampere_tile for sm_90 is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from cute_attn import ampere, hopper
+from cute_attn.codegen.source import GeneratedKernel
+from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
+from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
+
+SMALL_ROWS = 16
+"""Packed query rows up to which a request is decoded rather than prefilled."""
+
+HOPPER_TILE = "hopper_tile"
+AMPERE_TILE = "ampere_tile"
+AMPERE_DECODE = "ampere_decode"
+
+VARIANTS = {
+    "full": full(),
+    "causal": causal(),
+    "sliding_window": sliding_window(),
+    "soft_cap": soft_cap(),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What decides about the kernel, beside the lengths of the step.
+
+    Attributes:
+        arch: of the device: "sm_80" ... "sm_90a".
+        dtype: "bf16" or "fp16".
+        head_dim_qk, head_dim_vo: elements.
+        group: query heads per KV head.
+        variant: masks and logits.
+        page_size: tokens per page, or None for ragged KV.
+    """
+
+    arch: str
+    dtype: str
+    head_dim_qk: int
+    head_dim_vo: int
+    group: int
+    variant: Variant
+    page_size: int | None
+
+
+def named_variant(variant: str | Variant) -> Variant:
+    """The variant, if it is one or the name of a built-in one."""
+    if isinstance(variant, Variant):
+        return variant
+    if variant not in VARIANTS:
+        raise ValueError(
+            f"variant is {variant!r}; it takes a Variant or one of {', '.join(VARIANTS)}"
+        )
+    return VARIANTS[variant]
+
+
+def emitter_arch(device_arch: str, schedule: str) -> str:
+    """What a schedule is compiled for on a device: the Ampere kernels need no "a" features."""
+    if schedule == HOPPER_TILE:
+        return device_arch
+    return {"sm_90a": "sm_90", "sm_87": "sm_86"}.get(device_arch, device_arch)
+
+
+def schedules(problem: Problem, *, small: bool) -> list[str]:
+    """Schedules to try in this order; `small`: every request has at most SMALL_ROWS packed rows."""
+    tile = [HOPPER_TILE, AMPERE_TILE] if problem.arch == "sm_90a" else [AMPERE_TILE]
+    return [AMPERE_DECODE, *tile] if small else tile
+
+
+def spec_for(problem: Problem, schedule: str) -> KernelSpec:
+    """The spec of `schedule` for a problem, with the tile of the architecture's table.
+
+    Raises:
+        UnsupportedSpecError: there is none; the reasons say why.
+    """
+    if schedule == HOPPER_TILE:
+        if problem.page_size is None:
+            loader = "ragged"
+        else:
+            loader = "paged" if problem.page_size % 16 == 0 else "gather"
+    else:
+        loader = "ragged" if problem.page_size is None else "paged"
+    arch = emitter_arch(problem.arch, schedule)
+    tile = default_tile(
+        arch, schedule, problem.dtype, problem.head_dim_qk, problem.head_dim_vo, loader
+    )
+    spec = KernelSpec(
+        arch=arch,
+        schedule=schedule,
+        dtype=problem.dtype,
+        head_dim_qk=problem.head_dim_qk,
+        head_dim_vo=problem.head_dim_vo,
+        loader=loader,
+        group=problem.group,
+        variant=problem.variant,
+        tile=tile or Tile(q=64, kv=64, stages=2, threads=128),
+    )
+    reasons = supports(spec)
+    if tile is None and not reasons:
+        reasons = [f"no tile for head dims ({spec.head_dim_qk}, {spec.head_dim_vo}) on {arch}"]
+    if reasons:
+        raise UnsupportedSpecError(f"{schedule} for {problem.arch}", reasons)
+    return spec
+
+
+def choose(problem: Problem, *, small: bool, schedule: str | None = None) -> KernelSpec:
+    """The spec for a batch.
+
+    Args:
+        problem: what is asked.
+        small: every request has at most SMALL_ROWS packed query rows.
+        schedule: take this one instead of choosing.
+
+    Raises:
+        UnsupportedSpecError: no schedule can serve it; all reasons are in the message.
+    """
+    reasons: list[str] = []
+    for name in [schedule] if schedule else schedules(problem, small=small):
+        try:
+            return spec_for(problem, name)
+        except UnsupportedSpecError as error:
+            reasons += [f"{name}: {reason}" for reason in error.reasons]
+    what = f"an attention kernel for a GPU of {problem.arch}"
+    raise UnsupportedSpecError(what, list(dict.fromkeys(reasons)))
+
+
+def default_tile(
+    arch: str, schedule: str, dtype: str, head_dim_qk: int, head_dim_vo: int, loader: str
+) -> Tile | None:
+    """The row of the architecture's tile table, or None."""
+    if schedule == HOPPER_TILE:
+        return hopper.default_tile(head_dim_qk, head_dim_vo, loader)
+    try:
+        return ampere.tiles(arch, schedule, head_dim_qk)
+    except ValueError:  # not in the table
+        return None
+
+
+def supports(spec: KernelSpec) -> list[str]:
+    """Reasons why no kernel can be generated for `spec`, one line each; empty = it can."""
+    return hopper.supports(spec) if spec.schedule == HOPPER_TILE else ampere.supports(spec)
+
+
+def emit(spec: KernelSpec) -> GeneratedKernel:
+    """Source of the spec's kernel.
+
+    Raises:
+        UnsupportedSpecError: `supports(spec)` gives reasons against it.
+    """
+    return hopper.emit(spec) if spec.schedule == HOPPER_TILE else ampere.emit(spec)
+
+
+def with_tile(spec: KernelSpec, **overrides: int) -> KernelSpec:
+    """`spec` with fields of its tile replaced: q, kv, stages, threads, blocks_per_sm, ..."""
+    return replace(spec, tile=replace(spec.tile, **overrides))

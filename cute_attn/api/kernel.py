@@ -1,0 +1,175 @@
+"""From a spec to a kernel that can be looked at and launched: `build`, and `warmup` for many.
+
+kernel = cute_attn.build(spec, kv=64, stages=3)    # tile overrides for experiments
+print(kernel.source, kernel.resources, kernel.sass)
+arguments = kernel.arguments()                     # the parameter struct, to fill in
+kernel.launch(grid, stream, arguments)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache, lru_cache
+
+from cute_attn.api import dispatch
+from cute_attn.api.arguments import Arguments
+from cute_attn.codegen.source import GeneratedKernel
+from cute_attn.codegen.spec import KernelSpec
+from cute_attn.runtime.build import build_kernel
+from cute_attn.runtime.compiler import CompileRequest
+from cute_attn.runtime.kernel import CompiledKernel
+from cute_attn.runtime.launch import Launcher
+from cute_attn.runtime.log import Resources
+from cute_attn.runtime.pool import compile_many
+
+
+class Kernel:
+    """A generated and compiled kernel.
+
+    Attributes:
+        generated: source text, block size, shared memory and parameter layout.
+        compiled: cubin, log and toolchain.
+        spec: what it was generated from; None for the small kernels (merge, append).
+    """
+
+    def __init__(
+        self, generated: GeneratedKernel, compiled: CompiledKernel, spec: KernelSpec | None = None
+    ) -> None:
+        self.generated = generated
+        self.compiled = compiled
+        self.spec = spec
+        self._launchers: dict[int, Launcher] = {}
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.name}, {self.resources.registers} registers)"
+
+    @property
+    def name(self) -> str:
+        """Entry symbol, as a profiler shows it."""
+        return self.generated.name
+
+    @property
+    def source(self) -> str:
+        """The generated CUDA C++."""
+        return self.generated.text
+
+    @property
+    def sass(self) -> str:
+        """Disassembly; ToolchainError if there is no disassembler (extra `sass`)."""
+        return self.compiled.sass
+
+    @property
+    def ptx(self) -> str:
+        """PTX of the source."""
+        return self.compiled.ptx
+
+    @property
+    def resources(self) -> Resources:
+        """Registers, shared memory and spills, as the assembler reported them."""
+        return self.compiled.resources
+
+    def lint(self) -> list[str]:
+        """Reasons against shipping this kernel; empty when it is clean."""
+        return self.compiled.lint()
+
+    def launcher(self, device: int = 0) -> Launcher:
+        """The launch path on GPU `device`; loads the module at the first call.
+
+        Raises:
+            DriverError: no driver, or the GPU cannot run the kernel.
+        """
+        found = self._launchers.get(device)
+        if found is None:
+            generated = self.generated
+            found = Launcher(
+                self.compiled.module, generated.threads, generated.smem_bytes, device=device
+            )
+            self._launchers[device] = found
+        return found
+
+    def arguments(self) -> Arguments:
+        """A zeroed parameter struct of this kernel."""
+        return Arguments(self.generated.params)
+
+    def launch(
+        self,
+        grid: int | tuple[int, int, int],
+        stream: int,
+        arguments: Arguments,
+        device: int = 0,
+    ) -> None:
+        """Launches `grid` blocks on `stream` (a CUstream as int; torch: `stream.cuda_stream`)."""
+        self.launcher(device).launch(grid, stream, arguments.address)
+
+
+def request_of(generated: GeneratedKernel) -> CompileRequest:
+    """What the runtime is asked to compile."""
+    return CompileRequest(
+        source=generated.text,
+        name=generated.name,
+        arch=generated.arch,
+        include_dirs=generated.include_dirs,
+    )
+
+
+def build(spec: KernelSpec, **tile: int) -> Kernel:
+    """Generates and compiles the kernel of a spec (from the cache, if it is there).
+
+    Args:
+        spec: the kernel; `cute_attn.choose` gives the one a batch would take.
+        tile: fields of the tile to override: q, kv, stages, threads, blocks_per_sm,
+            producer_registers, consumer_registers.
+
+    Returns:
+        the kernel; the same object for the same spec within a process.
+
+    Raises:
+        UnsupportedSpecError: no such kernel can be generated; the reasons are in the message.
+        CompileError: it does not compile.
+        ToolchainError: nothing here can compile (NVRTC is missing); the message says what to
+            install.
+        CacheMissError: CUTE_ATTN_NO_COMPILE=1 and it is in no cache.
+    """
+    return _build(dispatch.with_tile(spec, **tile) if tile else spec)
+
+
+@cache
+def _build(spec: KernelSpec) -> Kernel:
+    generated = dispatch.emit(spec)
+    return Kernel(generated, build_kernel(request_of(generated)), spec)
+
+
+@lru_cache(maxsize=256)
+def build_generated(generated: GeneratedKernel) -> Kernel:
+    """Compiles one of the small kernels; the errors of `build`."""
+    return Kernel(generated, build_kernel(request_of(generated)))
+
+
+def warmup(
+    specs: Iterable[KernelSpec | GeneratedKernel],
+    *,
+    jobs: int | None = None,
+    progress: Callable[[int, int, CompiledKernel | Exception], None] | None = None,
+) -> list[CompiledKernel]:
+    """Compiles many kernels in parallel processes, so that later calls find them in the cache.
+
+    Args:
+        specs: specs, or generated kernels.
+        jobs: processes; None takes as many as CPUs and free memory allow.
+        progress: called as progress(done, total, result) after each kernel.
+
+    Returns:
+        the kernels in the order of `specs`.
+
+    Raises:
+        UnsupportedSpecError: a spec cannot be generated; nothing is compiled then.
+        CompileError, ToolchainError: of the first kernel that failed, after all were tried.
+    """
+    generated = [dispatch.emit(s) if isinstance(s, KernelSpec) else s for s in specs]
+    results = compile_many([request_of(g) for g in generated], jobs, progress)
+    compiled = []
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+        compiled.append(result)
+    return compiled

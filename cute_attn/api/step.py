@@ -1,0 +1,111 @@
+"""One step, checked: what the two back ends of `BatchAttention` plan and run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from cute_attn.api import checks
+from cute_attn.formats import KVFormat
+from cute_attn.scheduler import RequestBatch
+from cute_attn.variants import Variant
+
+
+@dataclass(frozen=True)
+class Step:
+    """A batch, ready to be planned.
+
+    Attributes:
+        requests: lengths and addresses, in the caller's order.
+        q_rows: query rows, qo_indptr[-1].
+        kv_format: where the keys are.
+        page_table: (entries,) int32 host array, an int32 CUDA tensor read as flat memory, or None
+            (ragged).
+        kv_needed: ragged: KV rows; paged: 1 + the largest page number, or 0 if it is not known on
+            the host.
+        scalars: values of the variant's scalars.
+        band: (window_left, window_right) that follow from them.
+    """
+
+    requests: RequestBatch
+    q_rows: int
+    kv_format: KVFormat
+    page_table: Any
+    kv_needed: int
+    scalars: dict[str, float | int]
+    band: tuple[int, int]
+
+    @property
+    def page_size(self) -> int | None:
+        """Tokens per page; None for ragged KV."""
+        return self.kv_format.page_size if self.kv_format.paged else None
+
+
+def make_step(
+    qo_indptr: Any,
+    kv_format: KVFormat,
+    variant: Variant,
+    scalars: dict[str, float | int] | None,
+    device: torch.device,
+) -> Step:
+    """Checks the arguments of `BatchAttention.plan` against each other.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what it holds and what it takes.
+    """
+    if not isinstance(kv_format, KVFormat):
+        raise TypeError(
+            f"kv_format is a {type(kv_format).__name__}; it takes RaggedKV, PagedKV, BlockTableKV"
+            " or BlockSparseKV"
+        )
+    if variant.mask is not None and not kv_format.has_positions:
+        raise ValueError(
+            f"variant {variant.name!r} masks by position, but keys have none in"
+            f" {type(kv_format).__name__}; it takes variants without a mask, e.g. 'full'"
+        )
+    if qo_indptr is None:
+        qo_indptr = getattr(kv_format, "qo_indptr", None)
+        if qo_indptr is None:
+            raise TypeError(f"qo_indptr is None; {type(kv_format).__name__} takes query lengths")
+    rows = checks.indptr("qo_indptr", qo_indptr)
+    q_len = np.diff(rows)
+    if q_len.size != kv_format.num_requests:
+        raise ValueError(
+            f"qo_indptr describes {q_len.size} requests, kv_format {kv_format.num_requests}"
+        )
+    values = variant.values(scalars)
+    left, right = variant.band.resolve(values)
+    for name, limit in (("left", left), ("right", right)):
+        if limit < 0:
+            raise ValueError(f"the band of variant {variant.name!r} has {name} limit {limit}; >= 0")
+    return Step(
+        requests=RequestBatch(rows[:-1], q_len, kv_format.kv_start, kv_format.kv_len),
+        q_rows=int(rows[-1]),
+        kv_format=kv_format,
+        page_table=_page_table(kv_format, device),
+        kv_needed=_kv_needed(kv_format),
+        scalars=values,
+        band=(left, right),
+    )
+
+
+def _kv_needed(kv_format: KVFormat) -> int:
+    if not kv_format.paged:
+        return kv_format.num_rows
+    return 0 if kv_format.max_page is None else kv_format.max_page + 1
+
+
+def _page_table(kv_format: KVFormat, device: torch.device) -> Any:
+    """The part of the table in use if it is on the host, else the device tensor as it is."""
+    if not kv_format.paged:
+        return None
+    table = kv_format.page_table
+    if kv_format.table_on_host:
+        pages = -(-kv_format.kv_len // kv_format.page_size)
+        return table[: int((kv_format.kv_start + pages).max(initial=0))]
+    if table.device != device:
+        raise TypeError(f"the page table is on {table.device}; it takes {device} or the host")
+    return table

@@ -1,0 +1,38 @@
+"""Tensor maps of K and V for the Hopper kernels.
+
+A map counts (head_dim, rows of a page, kv_heads, pages); ragged KV is one page. A TMA box is 64
+columns (128 bytes, the span of the swizzle) of `box_rows` rows of one head: `codegen` prints the
+copies that match.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cute_attn.runtime.tensor_map import TensorMapSpec
+
+BOX_COLUMNS = 64
+
+_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def kv_map(view: torch.Tensor, box_rows: int) -> TensorMapSpec:
+    """The map of K or V, but for its address.
+
+    Args:
+        view: (pages, page_size, kv_heads, head_dim), strided.
+        box_rows: rows per TMA box.
+    """
+    pages, rows, heads, dim = view.shape
+    sizes = (rows, heads, pages)
+    steps = (view.stride(1), view.stride(2), view.stride(0))
+    size = view.element_size()
+    # The stride of a dimension of size 1 says nothing and may be anything; TMA still checks it.
+    strides = tuple(step * size if n > 1 else 16 for n, step in zip(sizes, steps, strict=True))
+    return TensorMapSpec(
+        dtype=_DTYPES[view.dtype],
+        dims=(dim, *(max(n, 1) for n in sizes)),
+        strides_bytes=strides,
+        box=(min(dim, BOX_COLUMNS), box_rows, 1, 1),
+        swizzle=128,
+    )
