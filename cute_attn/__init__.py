@@ -14,22 +14,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cute_attn.api import (
         BatchAttention,
+        BlockSparseKV,
+        BlockTableKV,
         Kernel,
+        KernelSpec,
+        PagedKV,
         Problem,
+        RaggedKV,
         RoPE,
+        Tile,
+        UnsupportedSpecError,
+        Variant,
         append_paged_kv,
         attention,
         build,
+        causal,
         choose,
+        full,
         merge_states,
         single_decode,
         single_prefill,
+        sliding_window,
+        soft_cap,
         supports,
         warmup,
     )
-    from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
-    from cute_attn.formats import BlockSparseKV, BlockTableKV, PagedKV, RaggedKV
-    from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
 
 __version__ = "0.1.0"
 

@@ -1,4 +1,4 @@
-"""The public calls. `cute_attn` re-exports everything here, lazily."""
+"""The public calls, and what they take. `cute_attn` re-exports everything here, lazily."""
 
 from cute_attn.api.append import RoPE, append_paged_kv
 from cute_attn.api.batch import BatchAttention
@@ -6,19 +6,34 @@ from cute_attn.api.dispatch import Problem, choose, supports
 from cute_attn.api.kernel import Kernel, build, warmup
 from cute_attn.api.one_shot import attention, single_decode, single_prefill
 from cute_attn.api.states import merge_states
+from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
+from cute_attn.formats import BlockSparseKV, BlockTableKV, PagedKV, RaggedKV
+from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
 
 __all__ = [
     "BatchAttention",
+    "BlockSparseKV",
+    "BlockTableKV",
     "Kernel",
+    "KernelSpec",
+    "PagedKV",
     "Problem",
+    "RaggedKV",
     "RoPE",
+    "Tile",
+    "UnsupportedSpecError",
+    "Variant",
     "append_paged_kv",
     "attention",
     "build",
+    "causal",
     "choose",
+    "full",
     "merge_states",
     "single_decode",
     "single_prefill",
+    "sliding_window",
+    "soft_cap",
     "supports",
     "warmup",
 ]
