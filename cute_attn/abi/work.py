@@ -1,6 +1,6 @@
-"""How a thread block finds its items in a plan.
+"""How a thread block finds its items in a plan: the twin of `codegen/include/cute_attn/work.hpp`.
 
-The Python twin of `codegen/include/cute_attn/work.hpp`. An item is a piece of a tile: packed query rows of one (request, KV head) against a range of KV
+An item is a piece of a tile: packed query rows of one (request, KV head) against a range of KV
 blocks. Both texts must agree to the bit; `tests/abi` compares them on random plans.
 """
 

@@ -5,7 +5,9 @@ NumPy only: no torch, no CUDA, nothing about how kernels are written.
 
 from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.cost import DEFAULT_COST, H200, CostModel, Gpu
+from cute_attn.scheduler.min_heap import HeapAssignment, plan_min_heap
 from cute_attn.scheduler.planner import Plan, plan_batch
+from cute_attn.scheduler.simulator import Report, plan_items, simulate
 from cute_attn.scheduler.workspace import WorkspaceSize, max_slots, workspace_size
 
 __all__ = [
@@ -14,10 +16,15 @@ __all__ = [
     "CostModel",
     "Geometry",
     "Gpu",
+    "HeapAssignment",
     "Plan",
+    "Report",
     "RequestBatch",
     "WorkspaceSize",
     "max_slots",
     "plan_batch",
+    "plan_items",
+    "plan_min_heap",
+    "simulate",
     "workspace_size",
 ]

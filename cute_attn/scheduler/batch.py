@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cute_attn.abi import UNBOUNDED
-from cute_attn.abi.plan import MAX_BATCH, MAX_SECTION_HEADS
+from cute_attn.abi.plan import MAX_BATCH
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -142,10 +142,3 @@ class Geometry:
             value = getattr(self, name)
             if not 0 <= value <= UNBOUNDED:
                 raise ValueError(f"{name} is {value}; it takes 0 .. {UNBOUNDED} (no limit)")
-
-
-def section_heads(num_kv_heads: int, fit: Int64Array) -> Int64Array:
-    """KV heads per section: at most `fit`, and sections of nearly equal size."""
-    most = np.clip(fit, 1, min(num_kv_heads, MAX_SECTION_HEADS))
-    sections = -(-num_kv_heads // most)
-    return np.asarray(-(-num_kv_heads // sections), np.int64)

@@ -25,16 +25,18 @@ class Gpu:
         name: for reports.
         sms: streaming multiprocessors.
         tflops: dense bf16 matrix product, TFLOP/s.
-        read_gbps: streaming read from HBM, GB/s.
+        read_gbps: streaming read from HBM by the whole device, GB/s.
+        sm_read_gbps: the most that one SM reads when few do, GB/s.
     """
 
     name: str
     sms: int
     tflops: float
     read_gbps: float
+    sm_read_gbps: float
 
 
-H200 = Gpu("H200", 132, 796.0, 4633.0)
+H200 = Gpu("H200", sms=132, tflops=796.0, read_gbps=4633.0, sm_read_gbps=129.0)
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,15 @@ class CostModel:
         tile_ns: fixed cost of an item: Q load, pipeline fill and drain, output.
         row_key_ps: tensor-core picoseconds per (packed query row, key).
         key_ps: picoseconds to read one key and its value from HBM at the block's fair share.
-        partial_row_ps: picoseconds to write one packed row of a partial result and read it again.
-        merge_ns: what the merge adds to the step if any tile is split.
+        partial_row_ps: picoseconds to write one packed row of a partial result.
+        merge_ns: what the merge adds to the step if any tile is split (reading partials included).
         key_bytes: bytes of one key and its value in one KV head.
     """
 
     tile_ns: int = 1200
     row_key_ps: int = 113
     key_ps: int = 14590
-    partial_row_ps: int = 29400
+    partial_row_ps: int = 14700
     merge_ns: int = 2500
     key_bytes: int = 512
 
@@ -61,6 +63,8 @@ class CostModel:
         for name, value in vars(self).items():
             if not isinstance(value, int) or not 0 <= value < 1 << 31:
                 raise ValueError(f"{name} is {value!r}; costs are integers from 0 to 2^31 - 1")
+        if self.tile_ns == 0:
+            raise ValueError("tile_ns is 0; a tile costs at least 1")
 
     @classmethod
     def for_kernel(
@@ -88,7 +92,7 @@ class CostModel:
         return cls(
             row_key_ps=max(1, round(2 * (head_dim_qk + head_dim_vo) / sm_flops_per_ps)),
             key_ps=max(1, round(key_bytes / sm_bytes_per_ps)),
-            partial_row_ps=round(2 * 4 * (head_dim_vo + 1) / sm_bytes_per_ps),
+            partial_row_ps=round(4 * (head_dim_vo + 1) / sm_bytes_per_ps),
             key_bytes=key_bytes,
         )
 
@@ -103,11 +107,8 @@ class CostModel:
     def block(self, geometry: Geometry, q_tiles: Int64Array) -> Int64Array:
         """Cost of one KV block for requests of `q_tiles` query tiles per head; at least 1."""
         read = self.read_block(geometry) // np.maximum(q_tiles, 1)
-        return np.asarray(np.maximum(read, max(self.compute_block(geometry), 1)), np.int64)
-
-    def partial(self, geometry: Geometry) -> int:
-        """Cost of writing and merging one partial result of a tile."""
-        return geometry.tile_q * self.partial_row_ps // 1000
+        cost: Int64Array = np.maximum(read, max(self.compute_block(geometry), 1))
+        return cost
 
 
 DEFAULT_COST = CostModel()

@@ -25,16 +25,29 @@ class Cuts:
     cost: Int64Array  # cost of everything before the cut
 
 
+@dataclass
+class Marks:
+    """Where the ideal cuts fall: in tile `local` of a run, `rest` of its cost after its begin."""
+
+    run: Int64Array
+    local: Int64Array
+    rest: Int64Array
+    heads: Int64Array
+    blocks: Int64Array
+    block_cost: Int64Array
+    tile_cost: Int64Array
+
+
 def line_shares(loads: Int64Array, line_cost: int, min_share: int) -> tuple[Int64Array, int]:
     """Cost of the line that each block takes, and the smallest share handed out.
 
     The blocks with the least load take part, as many as can each take at least `min_share` while
     all of them end at the same cost; at least one.
     """
-    order = np.argsort(loads, kind="stable")
+    order = loads.argsort(kind="stable")
     filled = loads[order]
     count = np.arange(1, loads.size + 1)
-    level = -(-(np.cumsum(filled) + line_cost) // count)
+    level = (filled.cumsum() + count + (line_cost - 1)) // count
     # level - filled falls with every block that joins, so the true ones are a prefix.
     joined = max(1, int(np.count_nonzero(level - filled >= min_share)))
     shares = np.zeros(loads.size, np.int64)
@@ -42,62 +55,63 @@ def line_shares(loads: Int64Array, line_cost: int, min_share: int) -> tuple[Int6
     return shares, int(level[joined - 1] - filled[joined - 1])
 
 
-def cut_line(
-    runs: Runs, first_tile: int, shares: Int64Array, min_piece: int, *, split: bool, near: bool
-) -> Cuts:
-    """Cuts the line of tiles [first_tile, num_tiles) into consecutive shares.
+def mark_line(runs: Runs, begin_cost: int, shares: Int64Array) -> Marks:
+    """Ideal cuts of the line that begins after `begin_cost` and ends with the last tile.
 
     Args:
         runs: all tiles.
-        first_tile: where the line begins.
+        begin_cost: cost of the tiles before the line.
         shares: (num_blocks,) cost per block; their sum reaches the end of the line.
-        min_piece: no piece of a split tile is shorter than this many KV blocks.
-        split: False moves every cut to the nearest tile boundary.
-        near: a cut too close to a tile boundary goes to the nearer of the boundary and `min_piece`
-            away from it; only sound if every share is at least 2 * min_piece KV blocks. Otherwise
-            it goes to the boundary.
     """
-    num_tiles, total = int(runs.tile_begin[-1]), int(runs.cost_begin[-1])
-    first_run = int(np.searchsorted(runs.tile_begin, first_tile, side="right")) - 1
     position = np.empty(shares.size + 1, np.int64)
-    if first_tile == num_tiles:
-        position[0] = total
-        first_run = max(runs.heads.size - 1, 0)
-    else:
-        inside = first_tile - int(runs.tile_begin[first_run])
-        position[0] = runs.cost_begin[first_run] + inside * runs.tile_cost[first_run]
-    np.cumsum(shares, out=position[1:])
-    position[1:] += position[0]
-    position[1:] = np.minimum(position[1:], total)
-    position[-1] = total
-
-    run = np.searchsorted(runs.cost_begin[1:-1], position, side="right")
-    blocks, block_cost, tile_cost = runs.blocks[run], runs.block_cost[run], runs.tile_cost[run]
+    position[0] = begin_cost
+    shares.cumsum(out=position[1:])
+    position[1:] += begin_cost
+    np.minimum(position, runs.total_cost, out=position)
+    run = runs.cost_begin[1:-1].searchsorted(position, side="right")
+    heads, tile_cost = runs.heads[run], runs.tile_cost[run]
     rest = position - runs.cost_begin[run]
-    local = np.minimum(rest // tile_cost, runs.heads[run])
+    local = np.minimum(rest // tile_cost, heads)
     rest -= local * tile_cost
+    return Marks(run, local, rest, heads, runs.blocks[run], runs.block_cost[run], tile_cost)
 
-    if split:
-        fixed = tile_cost - blocks * block_cost
-        at = np.clip((2 * (rest - fixed) + block_cost) // (2 * block_cost), 0, blocks)
-        low = high = min_piece
-        if near:
-            low = high = (min_piece + 1) // 2
-        at = np.where(at < low, 0, np.where(at > blocks - high, blocks, at))
-        if near:
-            at = np.where((at > 0) & (at < blocks), np.clip(at, min_piece, blocks - min_piece), at)
-        whole = blocks < 2 * min_piece
-        at = np.where(whole, np.where(2 * rest < tile_cost, 0, blocks), at)
-        # A tile without KV blocks is one piece, before or after the cut.
-        past = (at == blocks) & ((blocks > 0) | (2 * rest >= tile_cost))
-    else:
-        at = np.zeros_like(rest)
-        past = 2 * rest >= tile_cost
-    at = np.where(past, 0, at)
-    local += past & (local < runs.heads[run])
-    cost = runs.cost_begin[run] + local * tile_cost
-    cost += np.where(at > 0, tile_cost - (blocks - at) * block_cost, 0)
-    return Cuts(runs.tile_begin[run] + local, at, run, cost)
+
+def cut_between_tiles(runs: Runs, marks: Marks) -> Cuts:
+    """Moves every cut to the nearest tile boundary."""
+    local = np.minimum(marks.local + (2 * marks.rest >= marks.tile_cost), marks.heads)
+    zeros = np.zeros_like(local)
+    cost: Int64Array = local * marks.tile_cost
+    cost += runs.cost_begin[marks.run]
+    return Cuts(runs.tile_begin[marks.run] + local, zeros, marks.run, cost)
+
+
+def cut_anywhere(runs: Runs, marks: Marks, min_piece: Int64Array, *, near: bool) -> Cuts:
+    """Cuts inside tiles, but leaves no piece too short.
+
+    Args:
+        min_piece: (num_requests,) least KV blocks of a piece, by record.
+        near: a cut too close to a tile boundary goes to the nearer of the boundary and `min_piece`
+            away from it; only sound if every share is at least twice the longest `min_piece`.
+            Otherwise it goes to the boundary.
+    """
+    blocks, block_cost, rest = marks.blocks, marks.block_cost, marks.rest
+    fixed = marks.tile_cost - blocks * block_cost
+    at = (rest - fixed + block_cost // 2) // block_cost  # nearest KV block; negative: in `fixed`
+    piece = min_piece[runs.record[marks.run]]
+    last = blocks - piece
+    if near:
+        margin = (piece + 1) // 2
+        at += (at >= margin) * np.maximum(piece - at, 0)
+        at -= (blocks - at >= margin) * np.maximum(at - last, 0)
+    inside = (at >= piece) & (at <= last)
+    # A tile too short to split has its cuts at the nearer end.
+    past = np.where(last >= piece, at > last, 2 * rest >= marks.tile_cost)
+    at *= inside
+    local = np.minimum(marks.local + past, marks.heads)
+    cost: Int64Array = local * marks.tile_cost
+    cost += runs.cost_begin[marks.run]
+    cost += inside * (fixed + at * block_cost)
+    return Cuts(runs.tile_begin[marks.run] + local, at, marks.run, cost)
 
 
 def number_slots(cuts: Cuts) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -109,14 +123,17 @@ def number_slots(cuts: Cuts) -> tuple[Int64Array, Int64Array, Int64Array]:
         pieces: pieces of each split tile.
     """
     inner = cuts.block > 0
-    same_tile = np.zeros(inner.size, np.bool_)
-    same_tile[1:] = (cuts.tile[1:] == cuts.tile[:-1]) & inner[:-1]
-    fresh = inner.copy()
-    fresh[1:] &= ~(same_tile[1:] & (cuts.block[1:] == cuts.block[:-1]))
-    first = inner & ~same_tile
-    slot = np.where(inner, np.cumsum(fresh) + np.cumsum(first) - 1, -1)
-    where = np.flatnonzero(first)
-    # Slots are handed out without gaps: each split tile begins where the last one ended.
+    first = inner.copy()
+    first[1:] &= (cuts.tile[1:] != cuts.tile[:-1]) | ~inner[:-1]
+    fresh = first.copy()  # cuts at different places; blocks without a share repeat a cut
+    fresh[1:] |= inner[1:] & (cuts.block[1:] != cuts.block[:-1])
+    # The first cut in a tile makes two pieces, every further one makes one.
+    slot = np.where(inner, (fresh.astype(np.int64) + first).cumsum() - 1, -1)
+    where = first.nonzero()[0]
+    if where.size == 0:
+        return slot, where, where
     begins = slot[where] - 1
-    end = int(slot.max()) + 1 if where.size else 0
-    return slot, where, np.diff(begins, append=end)
+    pieces = np.empty_like(begins)
+    pieces[:-1] = begins[1:] - begins[:-1]
+    pieces[-1] = int(slot.max()) + 1 - begins[-1]
+    return slot, where, pieces

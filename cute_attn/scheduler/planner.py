@@ -34,13 +34,19 @@ from cute_attn.abi.plan import (
 )
 from cute_attn.scheduler.batch import Geometry, Int64Array, RequestBatch
 from cute_attn.scheduler.cost import DEFAULT_COST, CostModel
-from cute_attn.scheduler.cuts import Cuts, cut_line, line_shares, number_slots
+from cute_attn.scheduler.cuts import (
+    Cuts,
+    cut_anywhere,
+    cut_between_tiles,
+    line_shares,
+    mark_line,
+    number_slots,
+)
 from cute_attn.scheduler.tiles import Records, Runs, make_runs, sort_requests
 from cute_attn.scheduler.workspace import max_slots
 
 POLICIES = ("balanced", "whole")
 DEFAULT_L2_BUDGET = 24 << 20
-_MIN_PIECE_KEYS = 256
 _INT32_MAX = (1 << 31) - 1
 
 
@@ -118,7 +124,7 @@ def plan_batch(
             contents, only what `layout.size` says and what is refused.
         cost: the cost model.
         policy: "balanced" or "whole" (no split tiles).
-        min_piece: no piece of a split tile is shorter than this many KV blocks. Default: 256 keys,
+        min_piece: no piece of a split tile is shorter than this many KV blocks. Default: 128 keys,
             or as many as writing a partial result costs.
         l2_budget: bytes of K and V that tiles running at the same time should share.
 
@@ -142,48 +148,70 @@ def plan_batch(
     if n > capacity:
         raise ValueError(f"the batch has {n} requests but max_requests is {capacity}")
 
-    records = sort_requests(requests, geometry, cost, l2_budget)
+    records = sort_requests(requests, geometry, cost, l2_budget, min_piece)
     if n and int(requests.q_len.max()) * geometry.group > _INT32_MAX:
         raise ValueError(f"q_len {int(requests.q_len.max())} times group must stay below 2^31")
     per_head = int(records.q_tiles.sum())
     if per_head * geometry.num_kv_heads > _INT32_MAX:
         raise ValueError(f"the batch has {per_head * geometry.num_kv_heads} tiles; 2^31 - 1 fit")
 
-    runs = make_runs(records, geometry, cost)
-    best = _hand_out(records, runs, geometry, num_blocks, cost, policy, min_piece)
+    runs = make_runs(requests, records, geometry, cost)
+    best = _hand_out(records, runs, num_blocks, cost, split=policy == "balanced")
     return _write(requests, records, runs, geometry, best, PlanLayout(num_blocks, capacity))
 
 
 def _hand_out(
-    records: Records,
-    runs: Runs,
-    geometry: Geometry,
-    num_blocks: int,
-    cost: CostModel,
-    policy: str,
-    min_piece: int | None,
+    records: Records, runs: Runs, num_blocks: int, cost: CostModel, *, split: bool
 ) -> _Candidate:
     """The cheapest way to hand out the tiles; of equals the one with fewer splits."""
-    total = int(runs.cost_begin[-1])
-    num_tiles = int(runs.tile_begin[-1])
-    if num_tiles == 0:
-        return _Candidate(0, _no_cuts(num_blocks), np.zeros(num_blocks, np.int64), 0)
-    decode = int(records.q_tiles[0]) <= 1 and int(records.q_tiles.max()) <= 1
-    num_whole, loads = 0, np.zeros(num_blocks, np.int64)
+    loads = np.zeros(num_blocks, np.int64)
+    if runs.num_tiles == 0:
+        none = np.zeros(num_blocks + 1, np.int64)
+        return _Candidate(0, Cuts(none, none, none, none), loads, 0)
     candidates = []
-    if not decode:
-        tiles = np.repeat(runs.tile_cost, runs.heads)
+    num_whole = 0
+    if records.most_q_tiles > 1:
+        tiles = runs.tile_cost.repeat(runs.heads)
         rounds = _snake(tiles, num_blocks)
-        candidates.append(_line(runs, num_tiles, rounds[-1], cost, geometry, None))
-        num_whole, loads = _whole_tiles(tiles, rounds, -(-total // num_blocks))
-    candidates.append(_line(runs, num_whole, loads, cost, geometry, None))
-    if policy == "balanced":
-        partial, dearest = cost.partial(geometry), int(runs.block_cost.max())
-        if min_piece is None:
-            min_piece = -(-max(_MIN_PIECE_KEYS, geometry.tile_kv) // geometry.tile_kv)
-            min_piece = max(min_piece, -(-partial // dearest))
-        candidates.append(_line(runs, num_whole, loads, cost, geometry, min_piece))
+        candidates.append(_all_whole(runs, rounds[-1]))
+        num_whole, loads = _whole_tiles(tiles, rounds, -(-runs.total_cost // num_blocks))
+
+    begin_cost = int(loads.sum())
+    piece = int((records.min_piece * records.block_cost).max()) + cost.tile_ns
+    min_share = min(piece if split else 0, int(runs.tile_cost.max()))
+    shares, smallest = line_shares(loads, runs.total_cost - begin_cost, min_share)
+    marks = mark_line(runs, begin_cost, shares)
+    cuts = cut_between_tiles(runs, marks)
+    candidates.append(_Candidate(num_whole, cuts, loads + _steps(cuts.cost), 0))
+    if split:
+        cuts = cut_anywhere(runs, marks, records.min_piece, near=smallest >= 2 * piece)
+        costs = loads + _steps(cuts.cost) + _split_costs(records, runs, cuts, cost)
+        candidates.append(_Candidate(num_whole, cuts, costs, cost.merge_ns))
     return min(candidates, key=lambda candidate: candidate.finish)
+
+
+def _steps(x: Int64Array) -> Int64Array:
+    steps: Int64Array = x[1:] - x[:-1]
+    return steps
+
+
+def _split_costs(records: Records, runs: Runs, cuts: Cuts, cost: CostModel) -> Int64Array:
+    """What the cuts add to each block: a partial result per piece, queries loaded once more."""
+    inner = cuts.block > 0
+    partial = records.partial_cost[runs.record[cuts.run]] * inner
+    after = partial[:-1] + inner[:-1] * cost.tile_ns
+    # A piece with a cut at either end is one piece.
+    before = partial[1:] * ~(inner[:-1] & (cuts.tile[1:] == cuts.tile[:-1]))
+    extra: Int64Array = (after + before) * (_steps(cuts.cost) > 0)
+    return extra
+
+
+def _all_whole(runs: Runs, loads: Int64Array) -> _Candidate:
+    """All tiles in snake order; every cut lies at the end of the line."""
+    size = loads.size + 1
+    run = np.full(size, runs.heads.size - 1)
+    end = np.full(size, runs.num_tiles)
+    return _Candidate(runs.num_tiles, Cuts(end, np.zeros_like(end), run, end), loads, 0)
 
 
 def _snake(tiles: Int64Array, num_blocks: int) -> Int64Array:
@@ -214,46 +242,6 @@ def _whole_tiles(tiles: Int64Array, rounds: Int64Array, share: int) -> tuple[int
     return begin + single, loads
 
 
-def _no_cuts(num_blocks: int) -> Cuts:
-    zeros = np.zeros(num_blocks + 1, np.int64)
-    return Cuts(zeros, zeros, zeros, zeros)
-
-
-def _line(
-    runs: Runs,
-    num_whole: int,
-    loads: Int64Array,
-    cost: CostModel,
-    geometry: Geometry,
-    min_piece: int | None,
-) -> _Candidate:
-    """Tiles from `num_whole` on as a line; `min_piece` None = cut between tiles only."""
-    total = int(runs.cost_begin[-1])
-    line_cost = total - int(loads.sum())
-    longest = int(runs.tile_cost.max())
-    piece = 0 if min_piece is None else min_piece * int(runs.block_cost.max())
-    shares, smallest = line_shares(loads, line_cost, min(piece + cost.tile_ns, longest))
-    cuts = cut_line(
-        runs,
-        num_whole,
-        shares,
-        min_piece or 1,
-        split=min_piece is not None,
-        near=smallest >= 2 * piece + cost.tile_ns,
-    )
-    costs = loads + np.diff(cuts.cost)
-    inner = cuts.block > 0
-    if not inner.any():
-        return _Candidate(num_whole, cuts, costs, 0)
-    # A piece after a cut loads its queries again; every piece writes a partial result.
-    busy = np.diff(cuts.cost) > 0
-    partial = cost.partial(geometry)
-    same = (cuts.tile[1:] == cuts.tile[:-1]) & inner[:-1]
-    costs += (busy & inner[:-1]) * (cost.tile_ns + partial)
-    costs += (busy & inner[1:] & ~same) * partial
-    return _Candidate(num_whole, cuts, costs, cost.merge_ns)
-
-
 def _write(
     requests: RequestBatch,
     records: Records,
@@ -268,7 +256,7 @@ def _write(
     slot, first, pieces = number_slots(cuts)
     num_slots = int(pieces.sum())
     assert num_slots <= max_slots(num_blocks)
-    num_tiles = int(runs.tile_begin[-1])
+    num_tiles = runs.num_tiles
     buffer = np.zeros(layout.used_size(n), np.int32)
     view = PlanView(buffer, layout)
     values = {

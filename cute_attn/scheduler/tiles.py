@@ -11,31 +11,34 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_attn.abi import UNBOUNDED
-from cute_attn.scheduler.batch import Geometry, Int64Array, RequestBatch, section_heads
+from cute_attn.abi.plan import MAX_SECTION_HEADS
+from cute_attn.scheduler.batch import Geometry, Int64Array, RequestBatch
 from cute_attn.scheduler.cost import CostModel
 
-
-def _cdiv(a: Int64Array, b: int) -> Int64Array:
-    return np.asarray(-(-a // b), np.int64)
+_MIN_PIECE_KEYS = 128
 
 
 def visible_blocks(
-    geometry: Geometry, shift: Int64Array, kv_len: Int64Array, row: Int64Array, rows: Int64Array
+    geometry: Geometry,
+    shift: Int64Array,
+    kv_len: Int64Array,
+    row: Int64Array,
+    row_end: Int64Array,
 ) -> Int64Array:
-    """KV blocks that tiles [row, row + rows) of packed query rows have to visit.
+    """KV blocks that tiles of packed query rows [row, row_end) have to visit.
 
     The array form of `cute_attn.abi.kv_block_range`; `shift` is q_pos - kv_pos.
     """
     group, tile_kv = geometry.group, geometry.tile_kv
-    if geometry.window_right == UNBOUNDED:
-        high = kv_len
-    else:
-        last = (row + rows - 1) // group + (shift + (geometry.window_right + 1))
-        high = np.minimum(last, kv_len)
+    high = kv_len
+    if geometry.window_right != UNBOUNDED:
+        last = (row_end - 1) // group + shift + (geometry.window_right + 1)
+        high = np.maximum(np.minimum(last, kv_len), 0)
+    blocks = (high + (tile_kv - 1)) // tile_kv
     if geometry.window_left == UNBOUNDED:
-        return _cdiv(np.maximum(high, 0), tile_kv)
-    low = np.maximum(row // group + (shift - geometry.window_left), 0)
-    return np.where(high > low, _cdiv(high, tile_kv) - low // tile_kv, 0)
+        return blocks
+    low = np.maximum(row // group + shift - geometry.window_left, 0)
+    return np.where(high > low, blocks - low // tile_kv, 0)
 
 
 @dataclass
@@ -48,10 +51,13 @@ class Records:
     order: Int64Array  # caller's index of each record
     q_len: Int64Array
     kv_len: Int64Array
-    shift: Int64Array  # q_pos - kv_pos
     q_tiles: Int64Array  # per KV head
+    last_blocks: Int64Array  # KV blocks of the tile with the last query rows
     block_cost: Int64Array
+    partial_cost: Int64Array  # of one partial result of a tile
+    min_piece: Int64Array  # no piece of a split tile is shorter than this many KV blocks
     section_heads: Int64Array
+    most_q_tiles: int
 
 
 @dataclass
@@ -66,72 +72,107 @@ class Runs:
     tile_begin: Int64Array  # prefix sum of tiles
     cost_begin: Int64Array  # prefix sum of cost
 
+    @property
+    def num_tiles(self) -> int:
+        return int(self.tile_begin[-1])
+
+    @property
+    def total_cost(self) -> int:
+        return int(self.cost_begin[-1])
+
 
 def sort_requests(
-    requests: RequestBatch, geometry: Geometry, cost: CostModel, l2_budget: int
+    requests: RequestBatch,
+    geometry: Geometry,
+    cost: CostModel,
+    l2_budget: int,
+    min_piece: int | None,
 ) -> Records:
-    """Sorts requests by the cost of the tile with the last query rows, descending."""
-    tile_q = geometry.tile_q
-    packed = requests.q_len * geometry.group
-    q_tiles = _cdiv(packed, tile_q)
-    shift = requests.q_pos - requests.kv_pos
-    last_row = np.maximum(q_tiles - 1, 0) * tile_q
-    blocks = visible_blocks(geometry, shift, requests.kv_len, last_row, packed - last_row)
-    block_cost = cost.block(geometry, q_tiles)
-    longest = np.where(packed > 0, blocks * block_cost, -1)
-    order = np.argsort(-longest, kind="stable")
+    """Sorts requests by the cost of the tile with the last query rows, descending.
 
-    heads = geometry.num_kv_heads
-    if int(q_tiles.max(initial=0)) <= 1:  # nothing to share: all heads side by side
-        fit = np.full(order.size, heads, np.int64)
+    `min_piece` None: `_MIN_PIECE_KEYS` keys, or as much as a partial result costs.
+    """
+    tile_q, heads = geometry.tile_q, geometry.num_kv_heads
+    packed = requests.q_len * geometry.group
+    q_tiles = (packed + (tile_q - 1)) // tile_q
+    most = int(q_tiles.max(initial=0))
+    shift = requests.q_pos - requests.kv_pos
+    last_row = np.maximum(q_tiles - 1, 0) * tile_q if most > 1 else np.zeros_like(packed)
+    blocks = visible_blocks(geometry, shift, requests.kv_len, last_row, packed)
+    block_cost = cost.block(geometry, q_tiles)
+    order = np.where(packed > 0, -blocks * block_cost, 1).argsort(kind="stable")
+
+    fit = np.full(order.size, min(heads, MAX_SECTION_HEADS), np.int64)
+    if most > 1:
+        # Tiles of one query tile have no KV to share: all their heads are one section.
+        shared = l2_budget // np.maximum(requests.kv_len[order] * cost.key_bytes, 1)
+        fit = np.where(q_tiles[order] > 1, np.maximum(np.minimum(shared, fit), 1), fit)
+    sections = (fit + (heads - 1)) // fit
+    partial_cost = np.minimum(packed, tile_q) * cost.partial_row_ps // 1000
+    if min_piece is None:
+        least = (_MIN_PIECE_KEYS - 1) // geometry.tile_kv + 1
+        pieces = np.maximum((partial_cost + block_cost - 1) // block_cost, least)
     else:
-        head_bytes = np.maximum(requests.kv_len * cost.key_bytes, 1)
-        fit = np.where(q_tiles <= 1, heads, l2_budget // head_bytes)
+        pieces = np.full(order.size, min_piece, np.int64)
     return Records(
         order=order,
         q_len=requests.q_len[order],
         kv_len=requests.kv_len[order],
-        shift=shift[order],
         q_tiles=q_tiles[order],
+        last_blocks=blocks[order],
         block_cost=block_cost[order],
-        section_heads=section_heads(heads, fit[order]),
+        partial_cost=partial_cost[order],
+        min_piece=pieces[order],
+        section_heads=(sections + (heads - 1)) // sections,
+        most_q_tiles=most,
     )
 
 
-def make_runs(records: Records, geometry: Geometry, cost: CostModel) -> Runs:
+def make_runs(
+    requests: RequestBatch, records: Records, geometry: Geometry, cost: CostModel
+) -> Runs:
     """Runs of all records: sections of KV heads; in a section the last query tile first."""
-    q_tiles, num_heads = records.q_tiles, geometry.num_kv_heads
-    index = np.arange(q_tiles.size)
-
-    # One entry per (record, query tile), query tiles downwards.
-    ends = np.cumsum(q_tiles)
-    begins = ends - q_tiles
-    count = int(ends[-1]) if ends.size else 0
-    record = np.repeat(index, q_tiles)
-    row = (ends[record] - 1 - np.arange(count)) * geometry.tile_q
-    rows = np.minimum(records.q_len[record] * geometry.group - row, geometry.tile_q)
-    blocks = visible_blocks(geometry, records.shift[record], records.kv_len[record], row, rows)
-
-    sections = -(-num_heads // records.section_heads)
-    if int(sections.max(initial=1)) == 1:
-        heads = np.full(count, num_heads, np.int64)
+    num_heads, q_tiles = geometry.num_kv_heads, records.q_tiles
+    if records.most_q_tiles <= 1 and num_heads <= MAX_SECTION_HEADS:
+        # One run per request that has queries; those without are last.
+        record = np.arange(np.count_nonzero(q_tiles))
+        blocks = records.last_blocks[: record.size]
+        heads = np.full(record.size, num_heads, np.int64)
     else:
-        # Repeat each record's query tiles once per section.
-        pair_record = np.repeat(index, sections)
-        first = np.arange(pair_record.size) - np.repeat(np.cumsum(sections) - sections, sections)
-        first *= records.section_heads[pair_record]
-        pair_heads = np.minimum(records.section_heads[pair_record], num_heads - first)
-        pair_runs = q_tiles[pair_record]
-        pair_ends = np.cumsum(pair_runs)
-        source = np.repeat(begins[pair_record] - (pair_ends - pair_runs), pair_runs)
-        source += np.arange(source.size)
-        record, blocks = record[source], blocks[source]
-        heads = np.repeat(pair_heads, pair_runs)
-
+        record, blocks, heads = _expand(requests, records, geometry)
     block_cost = records.block_cost[record]
     tile_cost = blocks * block_cost + cost.tile_ns
     tile_begin = np.zeros(heads.size + 1, np.int64)
     cost_begin = np.zeros(heads.size + 1, np.int64)
-    np.cumsum(heads, out=tile_begin[1:])
-    np.cumsum(heads * tile_cost, out=cost_begin[1:])
+    heads.cumsum(out=tile_begin[1:])
+    (heads * tile_cost).cumsum(out=cost_begin[1:])
     return Runs(record, heads, blocks, block_cost, tile_cost, tile_begin, cost_begin)
+
+
+def _expand(
+    requests: RequestBatch, records: Records, geometry: Geometry
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """(record, KV blocks, heads) of every run, for requests of many query tiles."""
+    q_tiles, num_heads = records.q_tiles, geometry.num_kv_heads
+    index = np.arange(q_tiles.size)
+
+    # One entry per (record, query tile), query tiles downwards.
+    ends = q_tiles.cumsum()
+    record = index.repeat(q_tiles)
+    row = (ends[record] - np.arange(1, record.size + 1)) * geometry.tile_q
+    row_end = np.minimum(records.q_len[record] * geometry.group, row + geometry.tile_q)
+    shift = (requests.q_pos - requests.kv_pos)[records.order]
+    blocks = visible_blocks(geometry, shift[record], records.kv_len[record], row, row_end)
+
+    sections = (records.section_heads + (num_heads - 1)) // records.section_heads
+    if int(sections.max(initial=1)) == 1:
+        return record, blocks, np.full(record.size, num_heads, np.int64)
+    # Repeat each record's query tiles once per section.
+    pair_record = index.repeat(sections)
+    section = np.arange(pair_record.size) - (sections.cumsum() - sections)[pair_record]
+    section_heads = records.section_heads[pair_record]
+    pair_heads = np.minimum(section_heads, num_heads - section * section_heads)
+    runs = q_tiles[pair_record]
+    source = ((ends - q_tiles)[pair_record] - (runs.cumsum() - runs)).repeat(runs)
+    source += np.arange(source.size)
+    return record[source], blocks[source], pair_heads.repeat(runs)

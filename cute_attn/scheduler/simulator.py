@@ -1,0 +1,184 @@
+"""Predicts how long a plan takes, from two resources: tensor cores and HBM bandwidth.
+
+A fluid model. Each thread block has a time it needs if nobody else read (`alone`: tensor-core work,
+or its loads at the most one SM can read), and bytes it takes from HBM. Blocks progress together;
+the device's bandwidth is shared max-min fairly, so a block's reading speed depends on how many
+others read. What several query tiles of one request and head read is counted once: they find it in
+the L2 cache.
+
+It is a prediction for comparing schedules, with launch overhead, clocks and cache misses left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cute_attn.abi import Item, WorkWalker
+from cute_attn.scheduler.batch import Geometry, Int64Array, RequestBatch
+from cute_attn.scheduler.cost import DEFAULT_COST, H200, CostModel, Gpu
+from cute_attn.scheduler.planner import Plan
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the simulator says of one assignment.
+
+    Attributes:
+        gpu: whose ceilings were taken.
+        num_blocks, num_items, num_split_tiles: counts.
+        busy_us: (num_blocks,) when each block ends.
+        compute_us: (num_blocks,) tensor-core time of each block.
+        hbm_bytes: read from HBM by all blocks.
+        merge_us: added by the merge.
+    """
+
+    gpu: Gpu
+    num_blocks: int
+    num_items: int
+    num_split_tiles: int
+    busy_us: FloatArray
+    compute_us: FloatArray
+    hbm_bytes: int
+    merge_us: float
+
+    @property
+    def predicted_us(self) -> float:
+        """Time of the step: the last block, then the merge."""
+        return float(self.busy_us.max(initial=0.0)) + self.merge_us
+
+    @property
+    def floor_us(self) -> float:
+        """No schedule is faster: all tensor-core time spread evenly, or all bytes at full rate."""
+        return max(float(self.compute_us.mean()), self.hbm_bytes / self.gpu.read_gbps / 1000)
+
+    @property
+    def imbalance(self) -> float:
+        """Last block over the mean of all blocks."""
+        mean = float(self.busy_us.mean())
+        return float(self.busy_us.max()) / mean if mean else 1.0
+
+    def __str__(self) -> str:
+        us = max(self.predicted_us, 1e-9)
+        lines = (
+            ("device", self.gpu.name),
+            ("thread blocks", f"{self.num_blocks}"),
+            ("items", f"{self.num_items}"),
+            ("split tiles", f"{self.num_split_tiles}"),
+            ("imbalance (max / mean)", f"{self.imbalance:.3f}"),
+            ("predicted time", f"{self.predicted_us:.1f} us (merge {self.merge_us:.1f})"),
+            ("floor", f"{self.floor_us:.1f} us"),
+            ("tensor cores busy", f"{100 * float(self.compute_us.mean()) / us:.0f} %"),
+            ("HBM read", f"{self.hbm_bytes / us / 1000:.0f} GB/s"),
+        )
+        return "\n".join(f"{name:24}{value}" for name, value in lines)
+
+
+def plan_items(plan: Plan) -> list[list[Item]]:
+    """Items of each thread block of a plan, with `Item.request` the caller's index."""
+    walker = WorkWalker(plan.view)
+    batch = [plan.view.request(i).batch for i in range(plan.num_requests)]
+    return [
+        [item._replace(request=batch[item.request]) for item in walker.items(block)]
+        for block in range(walker.num_blocks)
+    ]
+
+
+def simulate(
+    assignment: Plan | Sequence[Sequence[Item]],
+    requests: RequestBatch,
+    geometry: Geometry,
+    *,
+    cost: CostModel = DEFAULT_COST,
+    gpu: Gpu = H200,
+    blocks_per_sm: int = 1,
+) -> Report:
+    """Predicts the time of a plan, or of items per block such as `HeapAssignment.blocks`.
+
+    Args:
+        assignment: what each thread block computes.
+        requests, geometry: what was planned.
+        cost: the kernel's costs.
+        gpu: the device's ceilings.
+        blocks_per_sm: resident blocks that share an SM.
+    """
+    blocks = plan_items(assignment) if isinstance(assignment, Plan) else assignment
+    items = [item for block in blocks for item in block]
+    of_block = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
+    table = np.array(items, np.int64).reshape(-1, len(Item._fields))
+    request, _, head, _, rows, begin, end, slot = table.T
+    length = requests.kv_len[request]
+    read = np.minimum(end * geometry.tile_kv, length) - np.minimum(begin * geometry.tile_kv, length)
+
+    # Bytes that one (request, head) needs once, over the bytes that its items load.
+    owner = request * geometry.num_kv_heads + head
+    size = requests.num_requests * geometry.num_kv_heads
+    low, high = np.full(size, np.iinfo(np.int64).max), np.zeros(size, np.int64)
+    np.minimum.at(low, owner, begin)
+    np.maximum.at(high, owner, end)
+    loaded = np.bincount(owner, read, size)
+    reach = np.minimum(high * geometry.tile_kv, np.repeat(requests.kv_len, geometry.num_kv_heads))
+    once = np.maximum(reach - np.minimum(low, high) * geometry.tile_kv, 0)
+    fresh = np.minimum(once / np.maximum(loaded, 1), 1.0)
+
+    compute = (end - begin) * cost.compute_block(geometry) / 1000
+    fixed = (cost.tile_ns + (slot >= 0) * rows * cost.partial_row_ps / 1000) / 1000
+    load_us = read * cost.key_bytes * blocks_per_sm / gpu.sm_read_gbps / 1000
+    hbm = (read * fresh[owner] + rows) * cost.key_bytes
+    count = len(blocks)
+    alone = _sum(of_block, np.maximum(compute, load_us) + fixed, count)
+    bytes_of = _sum(of_block, hbm, count)
+    num_split = int(np.unique(table[slot >= 0, 1]).size)
+    return Report(
+        gpu=gpu,
+        num_blocks=count,
+        num_items=len(items),
+        num_split_tiles=num_split,
+        busy_us=_share_bandwidth(alone, bytes_of, gpu.read_gbps * 1000),
+        compute_us=_sum(of_block, compute, count),
+        hbm_bytes=int(bytes_of.sum()),
+        merge_us=cost.merge_ns / 1000 if num_split else 0.0,
+    )
+
+
+def _sum(index: Int64Array, values: FloatArray, size: int) -> FloatArray:
+    return np.bincount(index, values, size).astype(np.float64)
+
+
+def _share_bandwidth(alone: FloatArray, bytes_of: FloatArray, rate: float) -> FloatArray:
+    """When each block ends, if all start at 0 and share `rate` bytes per us max-min fairly.
+
+    A block that gets all the bytes it asks for ends after `alone`.
+    """
+    ends = np.zeros_like(alone)
+    left = np.where(alone > 0, 1.0, 0.0)  # share of each block's work still to do
+    wanted = bytes_of / np.maximum(alone, 1e-12)
+    now = 0.0
+    while (active := np.flatnonzero(left > 0)).size:
+        granted = _max_min(wanted[active], rate)
+        speed = granted / np.maximum(wanted[active], 1e-12)
+        speed = np.where(wanted[active] > 0, speed, 1.0) / alone[active]
+        until = left[active] / speed
+        step = float(until.min())
+        now += step
+        done = until <= step * (1 + 1e-9)
+        left[active] -= step * speed
+        left[active[done]] = 0.0
+        ends[active[done]] = now
+    return ends
+
+
+def _max_min(wanted: FloatArray, total: float) -> FloatArray:
+    """Max-min fair shares of `total`: nobody gets more than wanted, the others get the same."""
+    order = np.argsort(wanted, kind="stable")
+    ascending = wanted[order]
+    before = np.cumsum(ascending) - ascending
+    fair = (total - before) / np.arange(wanted.size, 0, -1)
+    short = ascending > fair
+    level = fair[int(short.argmax())] if short.any() else np.inf
+    return np.minimum(wanted, level)
