@@ -23,12 +23,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKED = ("cute_attn", "codegen", "hopper", "ampere", "pyproject.toml", "README.md", "LICENSE")
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     result = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
-        env=environment,
+        env=environment | variables,
         capture_output=True,
         text=True,
         check=False,
@@ -137,3 +137,30 @@ def test_no_generic_name_is_importable(clean_python: Path, tmp_path: Path, name:
 def test_command_line_of_the_wheel(clean_python: Path, tmp_path: Path) -> None:
     facts = json.loads(run(clean_python.parent / "cute-attn", "info", "--json", cwd=tmp_path))
     assert facts["cute_attn"]["path"] == str(site_packages(clean_python) / "cute_attn")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_wheel_compiles_a_kernel(clean_python: Path, tmp_path: Path, arch: str) -> None:
+    """Templates and headers of the wheel, and nothing of the checkout, make a cubin."""
+    code = f"""
+import json
+import cute_attn
+problem = cute_attn.Problem(
+    arch={arch!r}, dtype="bf16", head_dim_qk=128, head_dim_vo=128, group=4,
+    variant=cute_attn.causal(), page_size=16,
+)
+kernel = cute_attn.build(cute_attn.choose(problem, small=False))
+print(json.dumps({{
+    "magic": kernel.compiled.cubin[:4].hex(),
+    "registers": kernel.resources.registers,
+    "include_dirs": [str(path) for path in kernel.generated.include_dirs],
+}}))
+"""
+    answer = json.loads(
+        run(clean_python, "-c", code, cwd=tmp_path, CUTE_ATTN_CACHE_DIR=str(tmp_path / "cache"))
+    )
+    assert answer["magic"] == b"\x7fELF".hex()
+    assert answer["registers"] > 32
+    site = site_packages(clean_python)
+    assert answer["include_dirs"]
+    assert all(Path(path).is_relative_to(site) for path in answer["include_dirs"])
