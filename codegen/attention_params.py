@@ -47,7 +47,11 @@ _TMA_BOX = (Field("box_rows", "i32", "KV rows per TMA box: gcd(page_size, tile_k
 _COMMON = (
     Field("num_kv_heads", "i32", "KV heads"),
     Field("sm_scale", "f32", "softmax scale"),
-    Field("scale_log2", "f32", "scores to base-2 exponents: sm_scale * log2(e), or log2(e) after a hook"),
+    Field(
+        "scale_log2",
+        "f32",
+        "scores to base-2 exponents: sm_scale * log2(e), or log2(e) after a hook",
+    ),
 )
 
 
@@ -67,13 +71,21 @@ def attention_params(*, tma: bool, paged: bool, variant: Variant) -> ParameterBl
 
 def merge_params() -> ParameterBlock:
     """Fields of the merge kernel that combines the partial results of split tiles."""
-    names = {"out", "lse", "plan", "partial_out", "partial_lse", "out_token_stride", "out_head_stride"}
+    names = {
+        "out",
+        "lse",
+        "plan",
+        "partial_out",
+        "partial_lse",
+        "out_token_stride",
+        "out_head_stride",
+    }
     rows = tuple(f for f in _ROWS if f.name in names)
     return ParameterBlock((*rows, Field("num_kv_heads", "i32", "KV heads")))
 
 
 def page_division(page_size: int) -> tuple[int, int]:
-    """(magic, shift) with token // page_size == umulhi(token, magic) >> shift for 0 <= token < 2^31.
+    """(magic, shift): token // page_size == umulhi(token, magic) >> shift if 0 <= token < 2^31.
 
     For powers of two magic is 0 and the division is token >> shift.
     (Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994.)

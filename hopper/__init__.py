@@ -2,3 +2,8 @@
 
 if __name__ != "cute_attn.hopper":
     raise ImportError("this directory is the package cute_attn.hopper; import it by that name")
+
+from cute_attn.hopper.emit import SCHEDULE, emit, params_of, supports
+from cute_attn.hopper.tiles import default_tile, head_dims
+
+__all__ = ["SCHEDULE", "default_tile", "emit", "head_dims", "params_of", "supports"]

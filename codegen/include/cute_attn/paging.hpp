@@ -5,7 +5,8 @@
 
 namespace cute_attn {
 
-// Divides by the run-time page size with one multiplication (codegen.attention_params.page_division).
+// Divides by the run-time page size with one multiplication
+// (codegen.attention_params.page_division).
 struct PageDivider {
   int page_size;
   unsigned magic;

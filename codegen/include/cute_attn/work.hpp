@@ -99,6 +99,8 @@ struct Item {
   int num_rows;     // packed query rows in the tile, 1 .. tile_q
   int block_begin;  // KV blocks [block_begin, block_end) of tile_kv keys, from the request's key 0
   int block_end;
+  int interior_begin;  // blocks [interior_begin, interior_end) are visible to every row as far as
+  int interior_end;    // the band decides; the range may be empty or reach past the item
   int slot;  // partial slot to write, or -1: the item is its whole tile and writes the output
 };
 
@@ -185,6 +187,11 @@ class WorkWalker {
     int high = min(shift + last_token + plan_.header().window_right + 1, request.kv_len);
     item.block_begin = low / kTileKV;
     item.block_end = high > low ? (high + kTileKV - 1) / kTileKV : item.block_begin;
+    int interior_low = max(shift + last_token - plan_.header().window_left, 0);
+    int interior_high =
+        max(min(shift + first_token + plan_.header().window_right + 1, request.kv_len), 0);
+    item.interior_begin = (interior_low + kTileKV - 1) / kTileKV;
+    item.interior_end = interior_high / kTileKV;
   }
 
   Plan plan_;

@@ -1,0 +1,92 @@
+"""`KernelSpec` -> source of the Hopper tile kernel (schedule "hopper_tile").
+
+The schedule is explained in docs/schedules/hopper_tile.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cute_attn.abi import ParameterBlock
+from cute_attn.codegen.attention_params import attention_params
+from cute_attn.codegen.hooks import cpp_hooks
+from cute_attn.codegen.params import cpp_struct
+from cute_attn.codegen.render import render
+from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
+from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
+from cute_attn.hopper import tiles
+
+SCHEDULE = "hopper_tile"
+_HERE = Path(__file__).parent
+_COMMON_WIDTHS = {8, 16, 32, 64, 96, 128, 192, 256}  # wgmma N in CuTe's main header
+_ELEMENTS = {"bf16": ("__nv_bfloat16", "BF16"), "fp16": ("__half", "F16")}
+
+
+def supports(spec: KernelSpec) -> list[str]:
+    """Reasons why no kernel can be generated for `spec`; empty = it can."""
+    reasons = spec.basic_reasons()
+    if spec.schedule != SCHEDULE:
+        reasons.append(f"schedule is {spec.schedule!r}; Hopper has {SCHEDULE!r}")
+    if spec.arch != "sm_90a":
+        reasons.append(f"arch is {spec.arch!r}; TMA and wgmma kernels are built for 'sm_90a'")
+    dims = (spec.head_dim_qk, spec.head_dim_vo)
+    if dims not in tiles.head_dims():
+        known = ", ".join(str(d) for d in tiles.head_dims())
+        reasons.append(f"(head_dim_qk, head_dim_vo) is {dims}; known: {known}")
+        return reasons
+    return reasons + tiles.tile_reasons(spec.tile, *dims)
+
+
+def params_of(spec: KernelSpec) -> ParameterBlock:
+    """Layout of the struct that the spec's kernel takes."""
+    return attention_params(
+        tma=spec.loader != "gather", paged=spec.loader != "ragged", variant=spec.variant
+    )
+
+
+def emit(spec: KernelSpec) -> GeneratedKernel:
+    """Generates the kernel.
+
+    Raises:
+        UnsupportedSpecError: `supports(spec)` gives reasons against it.
+    """
+    if reasons := supports(spec):
+        raise UnsupportedSpecError(spec.name, reasons)
+    tile, variant = spec.tile, spec.variant
+    element, mma_type = _ELEMENTS[spec.dtype]
+    params = params_of(spec)
+    smem_bytes = tiles.smem_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
+    k_bytes = 2 * tile.stages * tile.kv * spec.head_dim_qk
+    v_bytes = 2 * tile.stages * tile.kv * spec.head_dim_vo
+    text = render(
+        _HERE / "templates" / "tile.cu.jinja",
+        spec=spec,
+        element=element,
+        mma_type=mma_type,
+        consumers=tile.threads // 128 - 1,
+        extended_shapes=not {tile.kv, spec.head_dim_vo} <= _COMMON_WIDTHS,
+        smem_bytes=smem_bytes,
+        smem_budget=f"Q {2 * tile.q * spec.head_dim_qk}, K {k_bytes}, V {v_bytes}, barriers",
+        params_struct=cpp_struct(params),
+        hooks=cpp_hooks(variant),
+        paged=spec.loader != "ragged",
+        gather=spec.loader == "gather",
+        # Which code the variant needs: see `Variant.band_is_mask`.
+        transform_scores=bool(variant.mask or variant.logits),
+        may_be_empty="true" if variant.mask else "false",
+        all_masked=not variant.band_is_mask,
+        band_right=variant.band_is_mask and variant.band.right is not None,
+        band_left=variant.band_is_mask and variant.band.left is not None,
+        # With 128 accumulator registers the rescale is long: it runs under QK then.
+        rescale_first=spec.head_dim_vo > 128,
+    )
+    return GeneratedKernel(
+        name=spec.name,
+        text=text,
+        arch=spec.arch,
+        threads=tile.threads,
+        smem_bytes=smem_bytes,
+        blocks_per_sm=1,
+        params=params,
+        include_dirs=(INCLUDE_DIR, _HERE / "include"),
+    )

@@ -1,0 +1,27 @@
+// Rings of shared-memory stages, guarded by a full and an empty mbarrier per stage.
+#pragma once
+
+#include <cutlass/arch/barrier.h>
+
+namespace cute_attn {
+
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;  // counts arrivals and TMA bytes
+using EmptyBarrier = cutlass::arch::ClusterBarrier;            // counts consumer warpgroups
+
+// A position in a ring: the stage, and the parity of the pass through the ring. A consumer starts
+// at parity 0; a producer waits on the empty barriers with the opposite parity, so that its first
+// pass finds every stage free.
+template <int kStages>
+struct RingPosition {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  CUTE_DEVICE void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+}  // namespace cute_attn

@@ -1,0 +1,107 @@
+"""Tile table of the Hopper kernels, and the shared-memory and register equations behind it.
+
+Shared memory holds one Q tile, `stages` K blocks and `stages` V blocks of 16-bit elements. A
+consumer thread holds S (tile_kv / 2 registers), P (tile_kv / 4) and O (head_dim_vo / 2) at the same
+time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cute_attn.codegen.spec import Tile
+from cute_attn.variants import Variant
+
+SMEM_PER_BLOCK = 232_448  # bytes a block may use on sm_90
+REGISTERS_PER_SM = 65_536
+WORKING_REGISTERS = 24  # addresses, row maxima and sums, loop state: beside the fragments
+HOOK_REGISTERS = 56  # the same with a logits hook or a second masked loop
+_BARRIER_BYTES = 1024  # barriers, and the rounding of the last tile to 1024 bytes
+
+# Two consumer warpgroups and a producer. The producer's 40 registers are what three warps need that
+# decode items and copy Q rows; 40 + 2 * 232 = 504 is what 384 threads are launched with.
+_BASE = Tile(q=128, kv=128, stages=2, threads=384, producer_registers=40, consumer_registers=232)
+
+# One row per (head_dim_qk, head_dim_vo).
+_TABLE: dict[tuple[int, int], Tile] = {
+    # The exponentials bound this one (as many per FLOP as anything gets): larger KV blocks only
+    # cost registers.
+    (64, 64): _BASE,
+    # S 64 + P 32 + O 64 registers, 160 KB: no room for a third stage.
+    (128, 128): _BASE,
+    # 80 keys are what shared memory holds (224 KB) beside a 64 KB Q tile.
+    (256, 256): replace(_BASE, kv=80),
+}
+
+# A cp.async producer keeps row addresses: it needs more registers than one that issues TMA boxes.
+_GATHER_REGISTERS = (56, 224)
+
+
+def default_tile(
+    head_dim_qk: int, head_dim_vo: int, loader: str, variant: Variant | None = None
+) -> Tile | None:
+    """The table's row for a kernel, or None if the head dims are not in it."""
+    tile = _TABLE.get((head_dim_qk, head_dim_vo))
+    if tile is None:
+        return None
+    if loader == "gather":
+        producer, consumer = _GATHER_REGISTERS
+        tile = replace(tile, producer_registers=producer, consumer_registers=consumer)
+    if variant and (variant.logits or variant.band.left is not None):
+        # The fragments give way to the hooks: fewer keys per block rather than spills.
+        while fragment_registers(tile, head_dim_vo) + HOOK_REGISTERS > tile.consumer_registers:
+            tile = replace(tile, kv=tile.kv - 16)
+    return tile
+
+
+def head_dims() -> list[tuple[int, int]]:
+    """(head_dim_qk, head_dim_vo) pairs in the table."""
+    return list(_TABLE)
+
+
+def smem_bytes(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> int:
+    """Dynamic shared memory of a block, in bytes."""
+    elements = tile.q * head_dim_qk + tile.stages * tile.kv * (head_dim_qk + head_dim_vo)
+    return 2 * elements + _BARRIER_BYTES
+
+
+def fragment_registers(tile: Tile, head_dim_vo: int) -> int:
+    """Registers of a consumer thread that hold S, P and O."""
+    return tile.kv // 2 + tile.kv // 4 + head_dim_vo // 2
+
+
+def tile_reasons(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> list[str]:
+    """Why a kernel with this tile cannot run; empty = it can."""
+    reasons = []
+    consumers = tile.threads // 128 - 1
+    if tile.threads % 128 or consumers < 1 or tile.q != 64 * consumers:
+        reasons.append(
+            f"tile.q is {tile.q} and threads {tile.threads}: a consumer warpgroup of 128 threads"
+            " owns 64 query rows, and one more warpgroup produces"
+        )
+    if tile.kv % 16 or not 16 <= tile.kv <= 256:
+        reasons.append(f"tile.kv is {tile.kv}; wgmma takes multiples of 16 from 16 to 256")
+    if tile.stages < 1:
+        reasons.append(f"stages is {tile.stages}; at least 1")
+    used = smem_bytes(tile, head_dim_qk, head_dim_vo)
+    if used > SMEM_PER_BLOCK:
+        reasons.append(f"{used} bytes of shared memory; a block has {SMEM_PER_BLOCK}")
+    # setmaxnreg moves registers within what the block was launched with: asking for more waits for
+    # ever. A block is launched with what the launch bounds leave each thread, in steps of 8.
+    pool = tile.threads * (REGISTERS_PER_SM // tile.threads // 8 * 8)
+    registers = 128 * (tile.producer_registers + consumers * tile.consumer_registers)
+    if registers > pool:
+        reasons.append(f"{registers} registers after setmaxnreg; the block is launched with {pool}")
+    for name, value in (
+        ("producer_registers", tile.producer_registers),
+        ("consumer_registers", tile.consumer_registers),
+    ):
+        if value % 8 or not 24 <= value <= 256:
+            reasons.append(f"{name} is {value}; setmaxnreg takes multiples of 8 from 24 to 256")
+    fragments = fragment_registers(tile, head_dim_vo)
+    if fragments + WORKING_REGISTERS > tile.consumer_registers:
+        reasons.append(
+            f"S, P and O take {fragments} registers of a consumer thread, which has"
+            f" {tile.consumer_registers} and needs {WORKING_REGISTERS} besides"
+        )
+    return reasons
