@@ -79,7 +79,7 @@ TOOLCHAIN: EnvVar[str | None] = EnvVar(
     "CUTE_ATTN_TOOLCHAIN",
     None,
     str,
-    "compiler to use: a name from `info` or its beginning, or a recorded toolchain.json",
+    "compiler: a name as `info` shows it or its beginning, nvrtc or ptxas, or a recorded *.json",
 )
 WHEELS: EnvVar[tuple[Path, ...]] = EnvVar(
     "CUTE_ATTN_WHEELS", (), _paths, "take CUDA wheels from these directories, not from sys.path"

@@ -273,7 +273,9 @@ def wanted_toolchain(toolchain: Toolchain) -> bool:
     wanted = env.TOOLCHAIN.get()
     if wanted is None or wanted.endswith(".json"):
         return True
-    return toolchain.name.startswith(wanted) or toolchain.assembler == wanted
+    if wanted in ("nvrtc", "ptxas"):
+        return toolchain.assembler == wanted
+    return toolchain.name.startswith(wanted)
 
 
 def default_toolchain() -> Toolchain:
