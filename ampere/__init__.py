@@ -5,3 +5,8 @@ For sm_80, sm_86 and sm_89; the same kernels also build for sm_90.
 
 if __name__ != "cute_attn.ampere":
     raise ImportError("this directory is the package cute_attn.ampere; import it by that name")
+
+from cute_attn.ampere.emit import emit, supports
+from cute_attn.ampere.tiles import tile_row, tiles
+
+__all__ = ["emit", "supports", "tile_row", "tiles"]

@@ -1,0 +1,101 @@
+"""What the emitters of both Ampere schedules share: template values, names, header lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cute_attn.ampere.tiles import register_budget, register_limit, smem_bytes
+from cute_attn.codegen.attention_params import attention_params
+from cute_attn.codegen.hooks import cpp_hooks
+from cute_attn.codegen.params import cpp_struct
+from cute_attn.codegen.render import render
+from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
+from cute_attn.codegen.spec import KernelSpec
+
+_HERE = Path(__file__).parent
+_ELEMENTS = {"bf16": "bfloat16_t", "fp16": "half_t"}
+
+
+def kernel(
+    spec: KernelSpec, template: str, *, description: list[str], values: dict[str, Any]
+) -> GeneratedKernel:
+    """Renders `template` with the values that all Ampere kernels use, and `values`."""
+    params = attention_params(tma=False, paged=spec.loader == "paged", variant=spec.variant)
+    smem = smem_bytes(spec.schedule, spec.tile, spec.head_dim_qk)
+    band = spec.variant.band
+    text = render(
+        _HERE / "templates" / template,
+        spec=spec,
+        variant=spec.variant,
+        stages=spec.tile.stages,
+        element=_ELEMENTS[spec.dtype],
+        paged=spec.loader == "paged",
+        params_struct=cpp_struct(params),
+        hooks=cpp_hooks(spec.variant),
+        smem_bytes=smem,
+        band_left=band.left is not None,
+        band_right=band.right is not None,
+        split_loop=spec.variant.band_is_mask,
+        description=[*_spec_lines(spec), *description, *_budget_lines(spec, smem)],
+        **values,
+    )
+    return GeneratedKernel(
+        name=spec.name,
+        text=text,
+        arch=spec.arch,
+        threads=spec.tile.threads,
+        smem_bytes=smem,
+        blocks_per_sm=spec.tile.blocks_per_sm,
+        params=params,
+        include_dirs=(_HERE / "include", INCLUDE_DIR),
+    )
+
+
+def includes(spec: KernelSpec) -> list[str]:
+    """Headers that a kernel uses."""
+    rows = "paged_rows" if spec.loader == "paged" else "ragged_rows"
+    return [
+        f"cute_attn/ampere/{rows}.hpp",
+        "cute_attn/ampere/warp_gemm.hpp",
+        "cute_attn/ampere/work_queue.hpp",
+        "cute_attn/softmax.hpp",
+    ]
+
+
+def constants(entries: list[tuple[str, int, str]]) -> list[str]:
+    """Declarations of (name, value, meaning), the comments in one column."""
+    declarations = [f"constexpr int {name} = {value};" for name, value, _ in entries]
+    width = max(map(len, declarations))
+    return [
+        f"{declaration:<{width}}  // {meaning}" if meaning else declaration
+        for declaration, (_, _, meaning) in zip(declarations, entries, strict=True)
+    ]
+
+
+def _spec_lines(spec: KernelSpec) -> list[str]:
+    group = spec.group
+    row = (
+        "row r is token r under its only query head"
+        if group == 1
+        else f"row r is token r / {group} under query head {group} kv_head + r % {group}"
+    )
+    where = "pages of any size" if spec.loader == "paged" else "contiguous rows"
+    return [
+        f"architecture   {spec.arch}",
+        f"elements       {spec.dtype}, accumulated in float32; head_dim {spec.head_dim_qk}",
+        f"variant        {spec.variant.name}",
+        f"query tile     {spec.tile.q} packed rows: {row}",
+        f"KV blocks      {spec.tile.kv} keys, from {where}",
+    ]
+
+
+def _budget_lines(spec: KernelSpec, smem: int) -> list[str]:
+    tile = spec.tile
+    budget = register_budget(spec.schedule, tile, spec.head_dim_qk)
+    blocks = "1 block" if tile.blocks_per_sm == 1 else f"{tile.blocks_per_sm} blocks"
+    return [
+        f"shared memory  {smem} bytes, {blocks} per SM",
+        f"registers      {register_limit(tile)} at most: output {budget.output}, scores "
+        f"{budget.scores}, operands {budget.operands}, the rest about {budget.other}",
+    ]

@@ -1,0 +1,45 @@
+"""Emitter of the "ampere_decode" schedule: few query rows, the keys of a block split over the warps.
+
+The schedule is explained in docs/schedules/ampere_decode.md.
+"""
+
+from __future__ import annotations
+
+from cute_attn.ampere.common import constants, includes, kernel
+from cute_attn.ampere.tiles import WARP_KEYS
+from cute_attn.codegen.source import GeneratedKernel
+from cute_attn.codegen.spec import KernelSpec
+
+
+def emit_decode(spec: KernelSpec) -> GeneratedKernel:
+    """The kernel of a spec that `supports` has no reason against."""
+    tile = spec.tile
+    warps = tile.threads // 32
+    return kernel(
+        spec,
+        "decode.cu.jinja",
+        description=[
+            f"pipeline       {warps} warps of {WARP_KEYS} keys, each with a ring of {tile.stages}"
+        ],
+        values={
+            "includes": includes(spec),
+            "constants": constants(
+                [
+                    ("kHeadDim", spec.head_dim_qk, ""),
+                    ("kTileQ", tile.q, "packed query rows per tile"),
+                    ("kTileKV", tile.kv, "keys per KV block"),
+                    ("kGroup", spec.group, "query heads per KV head"),
+                    ("kStages", tile.stages, "KV blocks in shared memory"),
+                    ("kThreads", tile.threads, ""),
+                    ("kWarps", warps, ""),
+                    ("kWarpKeys", WARP_KEYS, "keys of a block that one warp takes"),
+                    ("kWarpRows", tile.q, "query rows per warp: all"),
+                ]
+            ),
+            "decode": True,
+            "keys": "kWarpKeys",
+            "copy_keys": "kWarpKeys",
+            "copy_threads": "32",
+            "copy_thread": "threadIdx.x % 32",
+        },
+    )

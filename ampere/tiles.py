@@ -1,0 +1,223 @@
+"""Tile table of the Ampere schedules, and the equations that refuse what cannot run.
+
+The table is data: one row per (architecture, schedule, head_dim) with its reason beside it. A spec
+may name any other tile; `tile_reasons` says whether it fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cute_attn.codegen.spec import Tile
+
+TILE, DECODE = "ampere_tile", "ampere_decode"
+WARP_KEYS = 16
+"""Keys of a block that one warp of the decode schedule takes: one k step of P V."""
+HEAD_DIMS = (64, 128, 256)
+ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90")
+
+_ELEMENT_BYTES = 2
+_REGISTERS_PER_SM = 65536
+_WORK_BYTES = 256
+"""Work queue at the end of the kernels' shared memory: walker and two items, aligned."""
+_BLOCK_RESERVED = 1024
+"""Shared memory that the system keeps of each resident block."""
+_OTHER_REGISTERS = 40
+"""Addresses, loop state, row maxima and sums: what the kernels use beside their fragments."""
+
+# Shared memory of a block, and of an SM, in bytes (CUDA programming guide, compute capabilities).
+_BLOCK_SMEM = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10}
+_SM_SMEM = {"sm_80": 164 << 10, "sm_86": 100 << 10, "sm_89": 100 << 10, "sm_90": 228 << 10}
+
+
+@dataclass(frozen=True)
+class TileRow:
+    """A row of the table."""
+
+    tile: Tile
+    reason: str
+
+
+_SMALL = "48 KB: the most with which two blocks share the 100 KB of an SM"
+
+_TILE_ROWS: Mapping[tuple[str, int], TileRow] = {
+    ("sm_80", 64): TileRow(
+        Tile(q=128, kv=64, stages=2, threads=128, blocks_per_sm=2),
+        "32 rows per warp halve the reads of K and V; a ring of two needs one barrier per block",
+    ),
+    ("sm_80", 128): TileRow(
+        Tile(q=128, kv=64, stages=1, threads=128, blocks_per_sm=2),
+        "two blocks of 64 KB; a second stage (96 KB) would leave room for one",
+    ),
+    ("sm_80", 256): TileRow(
+        Tile(q=128, kv=64, stages=1, threads=256, blocks_per_sm=1),
+        "16 rows per warp keep the output at 128 registers; 128 KB of 163",
+    ),
+    ("sm_86", 64): TileRow(Tile(q=128, kv=64, stages=2, threads=128, blocks_per_sm=2), _SMALL),
+    ("sm_86", 128): TileRow(Tile(q=64, kv=64, stages=1, threads=128, blocks_per_sm=2), _SMALL),
+    ("sm_86", 256): TileRow(
+        Tile(q=64, kv=64, stages=1, threads=128, blocks_per_sm=1), "96 KB of 99"
+    ),
+    ("sm_90", 64): TileRow(
+        Tile(q=128, kv=64, stages=2, threads=128, blocks_per_sm=2),
+        "as on sm_80",
+    ),
+    ("sm_90", 128): TileRow(
+        Tile(q=128, kv=64, stages=2, threads=128, blocks_per_sm=2),
+        "two blocks of 96 KB: one barrier per KV block, copies a whole block ahead",
+    ),
+    ("sm_90", 256): TileRow(
+        Tile(q=128, kv=64, stages=2, threads=256, blocks_per_sm=1),
+        "192 KB of 227",
+    ),
+}
+
+# Bytes in flight per SM: blocks_per_sm (stages - 1) kv 4 head_dim; at least 48 KB saturate the
+# memory of an H200, 19 KB that of an A100, less those of sm_86 and sm_89.
+_DECODE_ROWS: Mapping[tuple[str, int], TileRow] = {
+    ("sm_80", 64): TileRow(
+        Tile(q=16, kv=64, stages=4, threads=128, blocks_per_sm=2), "96 KB in flight"
+    ),
+    ("sm_80", 128): TileRow(
+        Tile(q=16, kv=64, stages=2, threads=128, blocks_per_sm=2), "64 KB in flight"
+    ),
+    ("sm_80", 256): TileRow(
+        Tile(q=16, kv=32, stages=4, threads=64, blocks_per_sm=1), "96 KB in flight"
+    ),
+    ("sm_86", 64): TileRow(
+        Tile(q=16, kv=64, stages=3, threads=128, blocks_per_sm=2), "64 KB in flight"
+    ),
+    ("sm_86", 128): TileRow(
+        Tile(q=16, kv=32, stages=3, threads=64, blocks_per_sm=2),
+        "two warps: a ring of three for four warps would leave room for one block",
+    ),
+    ("sm_86", 256): TileRow(
+        Tile(q=16, kv=32, stages=3, threads=64, blocks_per_sm=1), "64 KB in flight"
+    ),
+    ("sm_90", 64): TileRow(
+        Tile(q=16, kv=64, stages=4, threads=128, blocks_per_sm=3), "144 KB in flight"
+    ),
+    ("sm_90", 128): TileRow(
+        Tile(q=16, kv=64, stages=3, threads=128, blocks_per_sm=2), "128 KB in flight"
+    ),
+    ("sm_90", 256): TileRow(
+        Tile(q=16, kv=64, stages=3, threads=128, blocks_per_sm=1), "128 KB in flight"
+    ),
+}
+
+_TABLES = {TILE: _TILE_ROWS, DECODE: _DECODE_ROWS}
+
+
+def tile_row(arch: str, schedule: str, head_dim: int) -> TileRow:
+    """The table's row for an architecture; sm_89 has the shared memory of sm_86 and shares its rows.
+
+    Raises:
+        ValueError: schedule, arch or head_dim is not in the table.
+    """
+    if schedule not in _TABLES:
+        raise ValueError(f"schedule is {schedule!r}; known: {', '.join(_TABLES)}")
+    key = ("sm_86" if arch == "sm_89" else arch, head_dim)
+    if key not in _TABLES[schedule]:
+        raise ValueError(
+            f"no tile for arch {arch!r} and head_dim {head_dim}; "
+            f"known: {', '.join(ARCHS)} with {', '.join(map(str, HEAD_DIMS))}"
+        )
+    return _TABLES[schedule][key]
+
+
+def tiles(arch: str, schedule: str, head_dim: int) -> Tile:
+    """The tile of the table; see `tile_row` for the reason and the errors."""
+    return tile_row(arch, schedule, head_dim).tile
+
+
+def row_tiles(tile: Tile) -> int:
+    """MMA tiles of 16 query rows per warp of the tile schedule."""
+    return tile.q // (tile.threads // 2)
+
+
+def merge_bytes(tile: Tile, head_dim: int) -> int:
+    """Shared memory through which the warps of the decode schedule merge: output, maxima, sums."""
+    warps = tile.threads // 32
+    return 4 * warps * tile.q * (head_dim + 8 + 2)
+
+
+def smem_bytes(schedule: str, tile: Tile, head_dim: int) -> int:
+    """Shared memory of a block: the query tile and the rings; for decode, rings or merge buffer."""
+    ring = 2 * tile.stages * tile.kv * head_dim * _ELEMENT_BYTES
+    if schedule == DECODE:
+        return max(ring, merge_bytes(tile, head_dim)) + _WORK_BYTES
+    return tile.q * head_dim * _ELEMENT_BYTES + ring + _WORK_BYTES
+
+
+@dataclass(frozen=True)
+class RegisterBudget:
+    """Registers per thread by use; operands are what is live beside output and scores."""
+
+    output: int
+    scores: int
+    operands: int
+    other: int = _OTHER_REGISTERS
+
+    @property
+    def total(self) -> int:
+        return self.output + self.scores + self.operands + self.other
+
+
+def register_budget(schedule: str, tile: Tile, head_dim: int) -> RegisterBudget:
+    """The register equation: fragments of 16 x n float32 take n / 2 registers of each lane."""
+    if schedule == DECODE:  # the query operands stay in registers
+        return RegisterBudget(output=head_dim // 2, scores=8, operands=head_dim // 4 + 8)
+    rows = row_tiles(tile)
+    return RegisterBudget(
+        output=rows * head_dim // 2, scores=rows * tile.kv // 2, operands=4 * rows + 8
+    )
+
+
+def register_limit(tile: Tile) -> int:
+    """Registers per thread with which `blocks_per_sm` blocks are resident."""
+    return min(255, _REGISTERS_PER_SM // (tile.threads * tile.blocks_per_sm) // 8 * 8)
+
+
+def blocks_by_smem(arch: str, smem: int) -> int:
+    """Blocks of `smem` bytes that fit in the shared memory of one SM."""
+    return 0 if smem > _BLOCK_SMEM[arch] else _SM_SMEM[arch] // (smem + _BLOCK_RESERVED)
+
+
+def tile_reasons(arch: str, schedule: str, tile: Tile, head_dim: int) -> list[str]:
+    """Why a tile cannot run on an architecture; empty if it can."""
+    reasons = []
+    warps = tile.threads // 32
+    if tile.threads % 32 or not 1 <= warps <= 8:
+        return [f"threads is {tile.threads}; 1 to 8 whole warps"]
+    if schedule == DECODE:
+        if tile.q != 16:
+            reasons.append(f"tile.q is {tile.q}; a decode tile has 16 packed rows")
+        if tile.kv != WARP_KEYS * warps:
+            reasons.append(f"tile.kv is {tile.kv}; each of {warps} warps takes {WARP_KEYS} keys")
+        if tile.stages < 2:
+            reasons.append(f"stages is {tile.stages}; a warp's ring has at least 2")
+    else:
+        if tile.q % (16 * warps) or not 1 <= tile.q // (16 * warps) <= 2:
+            reasons.append(f"tile.q is {tile.q}; each of {warps} warps takes 16 or 32 rows")
+        if tile.kv % 16 or tile.kv < 16 or tile.kv % (tile.threads // 8):
+            reasons.append(
+                f"tile.kv is {tile.kv}; a multiple of 16 and of the {tile.threads // 8} rows that "
+                f"{tile.threads} threads copy at once"
+            )
+        if tile.stages < 1:
+            reasons.append(f"stages is {tile.stages}; at least 1")
+    if reasons:
+        return reasons
+    smem = smem_bytes(schedule, tile, head_dim)
+    if smem > _BLOCK_SMEM[arch]:
+        reasons.append(f"needs {smem} bytes of shared memory; a block has {_BLOCK_SMEM[arch]}")
+    elif blocks_by_smem(arch, smem) < tile.blocks_per_sm:
+        reasons.append(
+            f"{tile.blocks_per_sm} blocks of {smem} bytes do not fit in the "
+            f"{_SM_SMEM[arch]} bytes of an SM"
+        )
+    budget, limit = register_budget(schedule, tile, head_dim), register_limit(tile)
+    if budget.total > limit:
+        reasons.append(f"needs about {budget.total} registers per thread; there are {limit}")
+    return reasons
