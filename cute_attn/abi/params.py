@@ -59,6 +59,8 @@ class ParameterBlock:
     fields: tuple[Field, ...]
 
     def __post_init__(self) -> None:
+        if not self.fields:
+            raise ValueError("a parameter block needs at least one field")
         names = [f.name for f in self.fields]
         if len(set(names)) != len(names):
             raise ValueError(f"parameter block has a field twice: {names}")

@@ -46,6 +46,6 @@ def soft_cap() -> Variant:
     ) -> Any:
         return logits_soft_cap * np.tanh(score / logits_soft_cap)
 
-    cap = Scalar("logits_soft_cap", "f32", 30.0, "bound of the scores")
+    cap = Scalar("logits_soft_cap", "f32", 30.0, "bound of the scores", positive=True)
     text = "logits_soft_cap * tanh_approx(score * (1.0f / logits_soft_cap))"
     return Variant("soft_cap", logits=Hook("soft cap", text, evaluate), scalars=(cap,))

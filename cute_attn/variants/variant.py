@@ -15,15 +15,43 @@ from typing import Any
 
 from cute_attn.abi import UNBOUNDED
 
+_ARGUMENTS = ("score", "b", "h", "q_idx", "kv_idx")
+
 
 @dataclass(frozen=True)
 class Scalar:
-    """A named number that a hook reads; given at run time, so changing it compiles nothing."""
+    """A named number that a hook reads; given at run time, so changing it compiles nothing.
+
+    Attributes:
+        name: a C identifier other than the hooks' own arguments.
+        kind: "i32" or "f32".
+        default: value if none is given.
+        comment: printed beside the kernel's parameter.
+        positive: values must be above 0.
+    """
 
     name: str
-    kind: str  # "i32" or "f32"
+    kind: str
     default: float | int
     comment: str
+    positive: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or self.name in _ARGUMENTS:
+            raise ValueError(
+                f"a scalar is called {self.name!r}; it takes a C identifier other than "
+                f"{', '.join(_ARGUMENTS)}"
+            )
+        if self.kind not in ("i32", "f32"):
+            raise ValueError(f"kind of scalar {self.name!r} is {self.kind!r}; it takes i32 or f32")
+        self.check(self.default)
+
+    def check(self, value: float | int) -> None:
+        """Raises ValueError if the scalar cannot have this value."""
+        if self.kind == "i32" and (value != int(value) or not -(1 << 31) <= value < 1 << 31):
+            raise ValueError(f"{self.name} is {value!r}; it takes a 32-bit integer")
+        if self.positive and not value > 0:
+            raise ValueError(f"{self.name} is {value!r}; it must be above 0")
 
 
 @dataclass(frozen=True)
@@ -45,8 +73,8 @@ class Hook:
 class Band:
     """Keys outside q_idx - left <= kv_idx <= q_idx + right are invisible to every head and request.
 
-    The scheduler and the kernels skip KV blocks outside the band. A limit is an int, the name of one
-    of the variant's scalars, or None for no limit.
+    The scheduler and the kernels skip KV blocks outside the band. A limit is an int, the name of
+    one of the variant's scalars, or None for no limit.
     """
 
     left: int | str | None = None
@@ -59,6 +87,9 @@ class Band:
             if value is None:
                 return UNBOUNDED
             number = scalars[value] if isinstance(value, str) else value
+            if number < 0:
+                name = value if isinstance(value, str) else "a band limit"
+                raise ValueError(f"{name} is {number}; it takes 0 or more keys")
             return min(int(number), UNBOUNDED)
 
         return limit(self.left), limit(self.right)
@@ -90,14 +121,23 @@ class Variant:
             raise ValueError(f"variant name must be a C identifier, got {self.name!r}")
         if self.mask is None and (self.band != Band() or not self.band_is_mask):
             raise ValueError(f"variant {self.name!r} limits its band but has no mask hook")
+        integers = {s.name for s in self.scalars if s.kind == "i32"}
+        for limit in (self.band.left, self.band.right):
+            if isinstance(limit, str) and limit not in integers:
+                raise ValueError(
+                    f"the band of variant {self.name!r} is limited by {limit!r}, which is none of "
+                    f"its i32 scalars: {sorted(integers) or 'none'}"
+                )
 
     def values(self, given: Mapping[str, float | int] | None = None) -> dict[str, float | int]:
-        """Scalar values: defaults overlaid with `given`; unknown names raise."""
+        """Scalar values: defaults overlaid with `given`; unknown names and bad values raise."""
         given = dict(given or {})
         values = {s.name: given.pop(s.name, s.default) for s in self.scalars}
         if given:
             known = [s.name for s in self.scalars] or "none"
             raise ValueError(f"variant {self.name!r} has no scalar {list(given)}; it has: {known}")
+        for scalar in self.scalars:
+            scalar.check(values[scalar.name])
         return values
 
     def __and__(self, other: Variant) -> Variant:
