@@ -15,6 +15,8 @@ def cpp_struct(block: ParameterBlock, name: str = "Params") -> str:
     lines.append("};")
     lines.append(f"static_assert(sizeof({name}) == {block.size});")
     for f in block.fields:
-        offset = f"__builtin_offsetof({name}, {f.name})"  # NVRTC has no constant offsetof
+        # The front end's own constant offset: NVRTC has no constant `offsetof`, and knows
+        # `__builtin_offsetof` only from some 13.x on.
+        offset = f"__INTADDR__(&(({name}*)0)->{f.name})"
         lines.append(f"static_assert({offset} == {block.offsets[f.name]});")
     return "\n".join(lines)

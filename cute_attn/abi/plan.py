@@ -60,7 +60,7 @@ REQUEST_FIELDS = (
     "q_pos",  # position of the first query token (kv_len - q_len for a plain causal batch)
     "kv_pos",  # position of the first key (0 but for levels of a composable format)
     "tile_begin",  # number of the request's first tile
-    "meta",  # batch index | level << 20 | KV heads per section << 24
+    "meta",  # batch index | level << 20 | KV heads per section << 24 | tile shape << 31
 )
 
 MAX_BATCH = 1 << 20
@@ -94,6 +94,11 @@ class RequestRecord(NamedTuple):
     def section_heads(self) -> int:
         """KV heads whose tiles run interleaved, so that they share the L2 cache."""
         return (self.meta >> 24) & MAX_SECTION_HEADS
+
+    @property
+    def shape(self) -> int:
+        """Tile shape of the request's items, where a kernel has several; all have shape 0 now."""
+        return (self.meta >> 31) & 1
 
 
 def pack_meta(batch: Any, level: Any, section_heads: Any) -> Any:

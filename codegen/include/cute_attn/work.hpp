@@ -55,6 +55,7 @@ struct Request {
   CUTE_DEVICE int batch() const { return meta & 0xFFFFF; }
   CUTE_DEVICE int level() const { return (meta >> 20) & 0xF; }
   CUTE_DEVICE int section_heads() const { return (meta >> 24) & 0x7F; }
+  CUTE_DEVICE int shape() const { return meta >> 31; }
 };
 static_assert(sizeof(Request) == 32);
 

@@ -6,7 +6,7 @@
 namespace cute_attn {
 
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;  // counts arrivals and TMA bytes
-using EmptyBarrier = cutlass::arch::ClusterBarrier;            // counts consumer warpgroups
+using EmptyBarrier = cutlass::arch::ClusterBarrier;            // counts consumer warps
 
 // A position in a ring: the stage, and the parity of the pass through the ring. A consumer starts
 // at parity 0; a producer waits on the empty barriers with the opposite parity, so that its first
