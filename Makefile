@@ -11,6 +11,7 @@ PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CU12 := $(VENV)/cu12
 HEADERS = $(shell git ls-files '*.hpp' 2>/dev/null || find codegen hopper ampere -name '*.hpp')
 
 .DEFAULT_GOAL := help
@@ -33,13 +34,24 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	  $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[$(EXTRAS)]'
 	@touch $@
 
+# The CUDA 12 compiler beside the CUDA 13 one, for the test that kernels build with both: the wheels
+# of the cu12 extra in a folder of their own, which no import sees.
+$(CU12)/.installed: $(STAMP)
+	rm -rf $(CU12)
+	$(BIN)/python -c 'from importlib.metadata import requires; \
+	  print(*(r.partition(";")[0] for r in requires("cute-attn") if "cu12" in r.partition(";")[2]), sep="\n")' \
+	  > $(CU12).txt
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps \
+	  --target $(CU12) -r $(CU12).txt
+	@touch $@
+
 demo: $(STAMP)
 	$(BIN)/cute-attn demo
 
-test: lint
+test: lint $(CU12)/.installed
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-all: lint
+test-all: lint $(CU12)/.installed
 	$(BIN)/python -m pytest -m "not gpu" $(PYTEST_ARGS)
 
 test-gpu: $(STAMP)
