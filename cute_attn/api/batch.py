@@ -201,7 +201,7 @@ class BatchAttention:
     def run(
         self,
         q: torch.Tensor,
-        k: torch.Tensor,
+        k: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
         v: torch.Tensor | None = None,
         *,
         out: torch.Tensor | None = None,
@@ -218,7 +218,8 @@ class BatchAttention:
         Args:
             q: (q_tokens, num_qo_heads, head_dim); q_tokens = qo_indptr[-1].
             k: paged: (pages, page_size, num_kv_heads, head_dim) for NHD, (pages, num_kv_heads,
-                page_size, head_dim) for HND, or the whole cache (pages, 2, ...) with v None.
+                page_size, head_dim) for HND; or, with v None, the whole cache (pages, 2, ...) or a
+                pair (k, v).
                 Ragged: (kv_tokens, num_kv_heads, head_dim) for NHD, (num_kv_heads, kv_tokens,
                 head_dim) for HND.
             v: as k with head_dim_vo; its strides may differ from k's.
@@ -237,8 +238,16 @@ class BatchAttention:
         """
         if self._step is None:
             raise RuntimeError("run() before plan(): plan the step first")
+        if isinstance(k, tuple):
+            if v is not None:
+                raise TypeError("k is a pair (k, v) and v is given too; it takes one of the two")
+            k, v = k
         values = self._scalars if scalars is None else self._override(scalars)
-        out, lse = self._backend.run(q, k, v, out, lse, return_lse, values)
+        try:
+            out, lse = self._backend.run(q, k, v, out, lse, return_lse, values)
+        except AttributeError:
+            checks.tensors(q=q, k=k, v=v, out=out, lse=lse)
+            raise
         return out if lse is None else (out, lse)
 
     def _override(self, scalars: Mapping[str, float | int]) -> dict[str, float | int]:

@@ -56,6 +56,13 @@ def tensor(
     return value
 
 
+def tensors(**values: Any) -> None:
+    """Raises TypeError for a value that is neither a tensor nor None."""
+    for name, value in values.items():
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name} is a {type(value).__name__}; it takes a torch.Tensor")
+
+
 def vector_rows(name: str, value: torch.Tensor) -> None:
     """Raises unless the last dimension is contiguous and every row starts at 16 bytes."""
     if value.numel() == 0:

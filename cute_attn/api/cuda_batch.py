@@ -72,7 +72,7 @@ class CudaBatch:
         self._paging = Paging(0, None, 0)
         self._partials = (0, 0)
         self._has_merge = False
-        self._q_known = self._out_known = _UNKNOWN
+        self._q_known = self._out_known = self._lse_known = _UNKNOWN
         self._row_fields: tuple[int, ...] | None = None  # what follows q, out, lse in a block
         self._merge_fields: tuple[int, ...] = ()
 
@@ -123,7 +123,7 @@ class CudaBatch:
         paging = Paging(self._store.table_address, step.page_size, sparse_rows)
         if paging != self._paging:  # argument blocks compare it by identity
             self._paging = paging
-        self._q_known = self._out_known = _UNKNOWN
+        self._q_known = self._out_known = self._lse_known = _UNKNOWN
         self._row_fields = None
 
     def _spec_of(self, step: Step) -> KernelSpec:
@@ -222,6 +222,7 @@ class CudaBatch:
         ):
             self._shape.check_q(q, self._step.q_rows, padded=self._cuda_graph)
             self._q_known, self._row_fields = (q.shape, q.stride()), None
+            self._out_known = self._lse_known = _UNKNOWN  # as many rows as q
         if out is None:
             out = self._shape.new_out(q.shape[0])
         shape, strides = self._out_known
@@ -235,7 +236,15 @@ class CudaBatch:
             self._out_known, self._row_fields = (out.shape, out.stride()), None
         lse_address = 0
         if lse is not None:
-            self._shape.check_lse(lse, q.shape[0])
+            shape, strides = self._lse_known
+            if (
+                lse.shape != shape
+                or lse.stride() != strides
+                or lse.dtype is not torch.float32
+                or lse.get_device() != index
+            ):
+                self._shape.check_lse(lse, q.shape[0])
+                self._lse_known = (lse.shape, lse.stride())
             lse_address = lse.data_ptr()
         elif want_lse:
             lse = self._shape.new_lse(q.shape[0])

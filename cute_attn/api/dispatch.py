@@ -94,7 +94,7 @@ def spec_for(problem: Problem, schedule: str) -> KernelSpec:
         loader = "ragged" if problem.page_size is None else "paged"
     arch = emitter_arch(problem.arch, schedule)
     tile = default_tile(
-        arch, schedule, problem.dtype, problem.head_dim_qk, problem.head_dim_vo, loader
+        arch, schedule, problem.head_dim_qk, problem.head_dim_vo, loader, problem.variant
     )
     spec = KernelSpec(
         arch=arch,
@@ -137,11 +137,11 @@ def choose(problem: Problem, *, small: bool, schedule: str | None = None) -> Ker
 
 
 def default_tile(
-    arch: str, schedule: str, dtype: str, head_dim_qk: int, head_dim_vo: int, loader: str
+    arch: str, schedule: str, head_dim_qk: int, head_dim_vo: int, loader: str, variant: Variant
 ) -> Tile | None:
     """The row of the architecture's tile table, or None."""
     if schedule == HOPPER_TILE:
-        return hopper.default_tile(head_dim_qk, head_dim_vo, loader)
+        return hopper.default_tile(head_dim_qk, head_dim_vo, loader, variant)
     try:
         return ampere.tiles(arch, schedule, head_dim_qk)
     except ValueError:  # not in the table

@@ -113,6 +113,6 @@ def refuse_kv(step: Step, capacity: int) -> None:
     if step.page_size is None:
         raise ValueError(f"k has {capacity} rows; planned for kv_indptr[-1] = {needed}")
     raise ValueError(
-        f"the page table names page {needed - 1}, but the cache has {capacity} pages"
+        f"the page table holds page {needed - 1} but the cache has {capacity} pages"
         f" (0 .. {capacity - 1})"
     )

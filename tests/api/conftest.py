@@ -1,0 +1,164 @@
+"""`fake_gpu`: a stand-in for a GPU. The CUDA back end runs on CPU tensors, launches are recorded.
+
+What the host does is real (checks, planning, argument blocks); kernels are generated but neither
+compiled nor run, tensor maps are blank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from cute_attn import BatchAttention
+from cute_attn.api import cuda_batch, launch_set, plan_buffer, plan_store
+from cute_attn.api.arguments import Arguments
+from cute_attn.codegen.attention_params import attention_params
+from cute_attn.codegen.source import GeneratedKernel
+from cute_attn.codegen.spec import KernelSpec
+from cute_attn.runtime.device import DeviceInfo
+
+
+@dataclass
+class Launch:
+    """One recorded launch: the kernel's name, grid, and its parameters by name."""
+
+    name: str
+    grid: Any
+    stream: int
+    params: dict[str, Any]
+
+
+@dataclass
+class FakeGpu:
+    """State that tests set and read."""
+
+    launches: list[Launch] = field(default_factory=list)
+    uploads: int = 0
+    capturing: bool = False
+    stream: int = 7
+    record: bool = True
+
+    def batch(self, *sizes: int, **options: Any) -> BatchAttention:
+        """A `BatchAttention` on this GPU; its tensors are CPU tensors."""
+        own = ("cuda_graph", "max_requests", "max_pages", "workspace", "schedule")
+        made = BatchAttention(
+            *sizes, device="cpu", **{k: v for k, v in options.items() if k not in own}
+        )
+        backend_options: dict[str, Any] = {name: options.get(name) for name in own}
+        backend_options["cuda_graph"] = bool(options.get("cuda_graph"))
+        backend = cuda_batch.CudaBatch(made._shape, **backend_options)
+        backend._index = -1  # what get_device() of a CPU tensor says
+        made._backend = backend
+        return made
+
+
+class _FakeLauncher:
+    def __init__(self, gpu: FakeGpu, generated: Any) -> None:
+        self._gpu = gpu
+        self._generated = generated
+
+    def launch(self, grid: Any, stream: int, address: int) -> None:
+        if not self._gpu.record:
+            return
+        generated = self._generated
+        raw = ctypes.string_at(address, generated.params.size)
+        fields = generated.params.structure.from_buffer_copy(raw)
+        params = {f.name: getattr(fields, f.name) for f in generated.params.fields}
+        self._gpu.launches.append(Launch(generated.name, grid, stream, params))
+
+
+class _FakeKernel:
+    def __init__(self, gpu: FakeGpu, generated: Any, spec: Any = None) -> None:
+        self._gpu = gpu
+        self.generated = generated
+        self.spec = spec
+        self.name = generated.name
+
+    def launcher(self, index: int) -> _FakeLauncher:
+        return _FakeLauncher(self._gpu, self.generated)
+
+    def arguments(self) -> Arguments:
+        return Arguments(self.generated.params)
+
+
+def _not_generated(spec: KernelSpec) -> GeneratedKernel:
+    """Name and parameters of the spec's kernel, without its text."""
+    tma = spec.schedule == "hopper_tile" and spec.loader != "gather"
+    params = attention_params(tma=tma, paged=spec.loader != "ragged", variant=spec.variant)
+    return GeneratedKernel(spec.name, "", spec.arch, spec.tile.threads, 0, 1, params, ())
+
+
+class _FakeEvent:
+    def synchronize(self) -> None: ...
+    def record(self) -> None: ...
+
+
+class _FakeBuffer(plan_buffer.PlanBuffer):
+    gpu: FakeGpu
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity = capacity
+        self.memory = torch.zeros(capacity, dtype=torch.int32)
+        self.address = self.memory.data_ptr()
+        self._pinned = [torch.full((capacity,), -1, dtype=torch.int32)]
+        self._views = [self._pinned[0].numpy()]
+        self._events = [_FakeEvent()]  # type: ignore[list-item]  # a stand-in
+        self._next = 0
+
+    def upload(self, length: int) -> Any:
+        self.gpu.uploads += 1
+        self.memory[:length] = self._pinned[0][:length]
+        return self._events[0]
+
+
+class _FakeOrder:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+        self.plan_stream = -1
+
+    def before_plan(self) -> None:
+        self.plan_stream = self._gpu.stream
+
+    def before_run(self, uploaded: Any) -> None: ...
+    def after_run(self) -> None: ...
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """Replaces devices, streams, compiles and launches for the time of a test."""
+    gpu = FakeGpu()
+    info = DeviceInfo(-1, "fake", "sm_90a", 4, 232448, 233472, 65536, 1 << 20, 1 << 30, "13.0")
+    monkeypatch.setattr(_FakeBuffer, "gpu", gpu, raising=False)
+    for module, name, value in (
+        (cuda_batch, "device_info", lambda index: info),
+        (cuda_batch, "StreamOrder", lambda device: _FakeOrder(gpu)),
+        (plan_store, "PlanBuffer", _FakeBuffer),
+        (launch_set, "build", lambda spec: _FakeKernel(gpu, _not_generated(spec), spec)),
+        (launch_set, "build_generated", lambda generated: _FakeKernel(gpu, generated)),
+        (launch_set, "TensorMapEncoder", _FakeEncoder),
+        (torch._C, "_cuda_getCurrentRawStream", lambda index: gpu.stream),
+        (torch._C, "_cuda_getDevice", lambda: -1),
+        (torch.cuda, "is_current_stream_capturing", lambda: gpu.capturing),
+        (torch.cuda, "device", _no_device),
+    ):
+        monkeypatch.setattr(module, name, value, raising=False)
+    return gpu
+
+
+class _FakeEncoder:
+    def __init__(self, spec: Any) -> None:
+        self.spec = spec
+
+    def write(self, target: int, pointer: int) -> None:
+        ctypes.memmove(target, pointer.to_bytes(128, "little"), 128)
+
+
+@contextlib.contextmanager
+def _no_device(index: int) -> Iterator[None]:
+    yield

@@ -1,0 +1,217 @@
+"""The host side of the CUDA back end: what is launched with which arguments, what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cute_attn import BlockTableKV, PagedKV, RaggedKV
+from cute_attn.abi import PlanLayout
+
+BF16 = torch.bfloat16
+
+
+def zeros(*size: int) -> torch.Tensor:
+    return torch.zeros(*size, dtype=BF16)
+
+
+def decode(requests: int, pages: int = 2, page_size: int = 16) -> tuple[list[int], PagedKV]:
+    """One query per request, `pages` full pages each."""
+    kv_indptr = [pages * i for i in range(requests + 1)]
+    indices = list(range(pages * requests))
+    return list(range(requests + 1)), PagedKV(kv_indptr, indices, [page_size] * requests, page_size)
+
+
+def test_arguments_of_a_paged_decode(fake_gpu: Any) -> None:
+    """Strides of a fused QKV slice, of an HND cache in one tensor, page division, scale."""
+    batch = fake_gpu.batch(8, 2, 128, kv_layout="HND", sm_scale=0.5)
+    batch.plan(*decode(3))
+    q = zeros(3, 8 + 4, 128)[:, :8]
+    cache = zeros(6, 2, 2, 16, 128)
+    out = batch.run(q, cache)
+    (launch, *merges) = fake_gpu.launches
+    assert launch.name.startswith("ampere_decode_bf16_d128_paged_g4_causal_sm_90")
+    assert merges == [] and launch.grid == 4 * 2 and launch.stream == 7
+    p = launch.params
+    assert (p["q"], p["out"], p["lse"]) == (q.data_ptr(), out.data_ptr(), 0)
+    assert (p["q_token_stride"], p["q_head_stride"]) == (12 * 128, 128)
+    assert (p["out_token_stride"], p["out_head_stride"]) == (8 * 128, 128)
+    assert p["k"] == cache.data_ptr() and p["v"] == cache.data_ptr() + 2 * 2 * 16 * 128
+    assert (p["k_page_stride"], p["k_token_stride"], p["k_head_stride"]) == (8192, 128, 2048)
+    assert (p["page_size"], p["page_magic"], p["page_shift"]) == (16, 0, 4)
+    assert (p["num_pages"], p["num_kv_heads"]) == (6, 2)
+    assert p["sm_scale"] == 0.5 and p["scale_log2"] == pytest.approx(0.5 * math.log2(math.e))
+
+
+def test_plan_and_page_table_are_uploaded_in_one_copy(fake_gpu: Any) -> None:
+    batch = fake_gpu.batch(8, 2, 128)
+    batch.plan(*decode(3))
+    assert fake_gpu.uploads == 1
+    batch.run(zeros(3, 8, 128), zeros(6, 2, 16, 2, 128))
+    params = fake_gpu.launches[0].params
+    memory = batch._backend._store._buffer.memory.numpy()
+    at = (params["plan"] - memory.ctypes.data) // 4
+    plan = batch.last_plan
+    np.testing.assert_array_equal(memory[at : at + plan.buffer.size], plan.buffer)
+    at = (params["page_table"] - memory.ctypes.data) // 4
+    assert at >= PlanLayout(plan.layout.num_blocks, 3).size
+    np.testing.assert_array_equal(memory[at : at + 6], range(6))
+
+
+def test_prefill_takes_the_tile_kernel_and_tensor_maps(fake_gpu: Any) -> None:
+    batch = fake_gpu.batch(8, 2, 128)
+    batch.plan([0, 100], RaggedKV([0, 300]))
+    k, v = zeros(300, 2, 128), zeros(300, 2, 128)
+    batch.run(zeros(100, 8, 128), k, v)
+    launch = fake_gpu.launches[0]
+    assert launch.name.startswith("hopper_tile_bf16_d128_ragged_g4_causal_sm_90a")
+    assert int.from_bytes(bytes(launch.params["k_map"]), "little") == k.data_ptr()
+    assert int.from_bytes(bytes(launch.params["v_map"]), "little") == v.data_ptr()
+
+
+@pytest.mark.parametrize(("page_size", "loader"), [(16, "paged"), (48, "paged"), (17, "gather")])
+def test_loader_follows_the_page_size(fake_gpu: Any, page_size: int, loader: str) -> None:
+    batch = fake_gpu.batch(8, 2, 128)
+    batch.plan([0, 100], PagedKV([0, 10], range(10), [page_size], page_size))
+    batch.run(zeros(100, 8, 128), zeros(10, 2, page_size, 2, 128))
+    launch = fake_gpu.launches[0]
+    assert launch.name.startswith(f"hopper_tile_bf16_d128_{loader}_")
+    if loader == "paged":
+        assert launch.params["box_rows"] == 16
+
+
+def test_merge_follows_a_split_plan(fake_gpu: Any) -> None:
+    batch = fake_gpu.batch(4, 1, 128)
+    batch.plan([0, 1], RaggedKV([0, 8000]))
+    assert batch.last_plan.num_split_tiles > 0
+    q, k, out, lse = zeros(1, 4, 128), zeros(8000, 1, 128), zeros(1, 4, 128), torch.zeros(1, 4)
+    batch.run(q, k, k, out=out, lse=lse)
+    attention, merge = fake_gpu.launches
+    assert merge.name.startswith("merge_bf16_d128_q16_g4") and merge.grid[0] == attention.grid
+    for name in ("out", "lse", "plan", "partial_out", "partial_lse", "out_token_stride"):
+        assert merge.params[name] == attention.params[name], name
+    slots = batch.last_plan.num_slots
+    room = attention.params["partial_lse"] - attention.params["partial_out"]
+    assert room >= slots * 16 * 128 * 4
+
+
+def test_layers_keep_their_argument_blocks(fake_gpu: Any) -> None:
+    """After the first pass a run neither checks nor encodes again, also when planned anew."""
+    batch = fake_gpu.batch(8, 2, 128)
+    caches = [zeros(8, 2, 16, 2, 128) for _ in range(3)]
+    q = zeros(4, 8, 128)
+    bindings = batch.plan(*decode(4))._backend._set.bindings
+    for _ in range(2):
+        for cache in caches:
+            batch.run(q, cache)
+    assert len(bindings) == 3
+    filled = [b.paging for b in bindings.values()]
+    batch.plan(*decode(4))
+    batch.run(q, caches[0])
+    assert batch._backend._paging is filled[0]
+    assert [launch.params["k"] for launch in fake_gpu.launches] == [
+        c.data_ptr() for c in [*caches, *caches, caches[0]]
+    ]
+
+
+def test_the_same_address_with_another_shape_is_checked_again(fake_gpu: Any) -> None:
+    batch = fake_gpu.batch(8, 2, 128)
+    batch.plan(*decode(2))
+    cache = zeros(8, 2, 16, 2, 128)
+    batch.run(zeros(2, 8, 128), cache)
+    with pytest.raises(ValueError, match="pages of 8 keys but page_size is 16"):
+        batch.run(zeros(2, 8, 128), cache.view(16, 2, 8, 2, 128))
+    with pytest.raises(ValueError, match="page 3 but the cache has 3 pages"):
+        batch.run(zeros(2, 8, 128), cache[:3])
+    assert len(fake_gpu.launches) == 1
+
+
+def test_scalars_reach_the_block_and_revert(fake_gpu: Any) -> None:
+    batch = fake_gpu.batch(8, 2, 128, variant="soft_cap")
+    batch.plan([0, 1], RaggedKV([0, 10]), scalars={"logits_soft_cap": 20.0})
+    q, k = zeros(1, 8, 128), zeros(10, 2, 128)
+    for scalars, expected in ((None, 20.0), ({"logits_soft_cap": 5.0}, 5.0), (None, 20.0)):
+        batch.run(q, k, k, scalars=scalars)
+        assert fake_gpu.launches[-1].params["logits_soft_cap"] == expected
+    # After a logits hook the scores are scaled already.
+    assert fake_gpu.launches[-1].params["scale_log2"] == pytest.approx(math.log2(math.e))
+
+
+def test_graph_mode_keeps_kernel_and_addresses(fake_gpu: Any) -> None:
+    batch = fake_gpu.batch(8, 2, 128, cuda_graph=True, max_requests=8, max_pages=64)
+    batch.plan(*decode(4))
+    q, cache = zeros(6, 8, 128), zeros(20, 2, 16, 2, 128)
+    fake_gpu.capturing = True
+    batch.run(q, cache)
+    with pytest.raises(RuntimeError, match="during CUDA graph capture"):
+        batch.plan(*decode(4))
+    fake_gpu.capturing = False
+    assert len(fake_gpu.launches) == 2  # the merge is always part of the graph
+    before = fake_gpu.launches[0]
+    # A prefill keeps the captured kernel.
+    batch.plan([0, 5], PagedKV([0, 2], [3, 1], [7], 16))
+    batch.run(q, cache)
+    after = fake_gpu.launches[2]
+    assert (after.name, after.grid) == (before.name, before.grid)
+    for name in ("plan", "page_table", "partial_out", "partial_lse"):
+        assert after.params[name] == before.params[name], name
+
+
+def test_graph_mode_refuses_what_a_captured_graph_cannot_hold(fake_gpu: Any) -> None:
+    batch = fake_gpu.batch(8, 2, 128, cuda_graph=True, max_requests=8, max_pages=64)
+    batch.plan(*decode(4))
+    fake_gpu.capturing = True
+    batch.run(zeros(4, 8, 128), zeros(8, 2, 16, 2, 128))
+    fake_gpu.capturing = False
+    for step, message in (
+        (decode(5), r"qo_indptr\[-1\] is 5, but q had 4 rows"),
+        (([0, 1], PagedKV([0, 1], [8], [1], 16)), "page 8 but the cache has 8 pages"),
+        (([0, 1], PagedKV([0, 1], [0], [1], 8)), "pages of 8 tokens.*had pages of 16"),
+        (([0, 1], RaggedKV([0, 1])), "ragged KV.*had pages of 16"),
+        ((list(range(10)), decode(9)[1]), "9 requests; max_requests is 8|9 rows|is 9, but q had"),
+        (([0, 1], BlockTableKV([[0] * 65], [65 * 16], 16)), "65 entries; max_pages is 64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            batch.plan(*step)
+
+
+def test_graph_mode_without_capacities_does_not_move_the_plan(fake_gpu: Any) -> None:
+    batch = fake_gpu.batch(8, 2, 128, cuda_graph=True)
+    batch.plan(*decode(2))
+    with pytest.raises(ValueError, match="give max_requests and max_pages"):
+        batch.plan(*decode(200))
+
+
+def test_workspace_of_the_caller(fake_gpu: Any) -> None:
+    size = fake_gpu.batch(8, 2, 128).workspace_size()
+    assert size == max(2 * 7 * 16, 2 * 3 * 128) * (128 + 1) * 4  # slots * tile_q * (dim + lse)
+    raw = torch.zeros(size + 128, dtype=torch.uint8)
+    aligned = raw[-raw.data_ptr() % 128 :][:size]
+    batch = fake_gpu.batch(8, 2, 128, workspace=aligned)
+    batch.plan([0, 100], RaggedKV([0, 300]))
+    batch.run(zeros(100, 8, 128), zeros(300, 2, 128), zeros(300, 2, 128))
+    assert fake_gpu.launches[0].params["partial_out"] == aligned.data_ptr()
+    small = fake_gpu.batch(8, 2, 128, workspace=aligned[:1000])
+    with pytest.raises(ValueError, match=rf"workspace has 1000 bytes.*needs {size}"):
+        small.plan([0, 100], RaggedKV([0, 300]))
+
+
+def test_unsupported_sizes_say_why(fake_gpu: Any) -> None:
+    from cute_attn import UnsupportedSpecError
+
+    with pytest.raises(UnsupportedSpecError, match=r"head_dim.*48.*64, 128, 256"):
+        fake_gpu.batch(8, 2, 48).plan([0, 1], RaggedKV([0, 1]))
+
+
+def test_empty_batch_and_empty_kv(fake_gpu: Any) -> None:
+    batch = fake_gpu.batch(8, 2, 128)
+    batch.plan([0], RaggedKV([0]))
+    empty = zeros(0, 2, 128)
+    assert batch.run(zeros(0, 8, 128), empty, empty).shape == (0, 8, 128)
+    batch.plan([0, 40], RaggedKV([0, 0]))
+    batch.run(zeros(40, 8, 128), empty, empty)
+    assert fake_gpu.launches[-1].name.startswith("hopper_tile")
