@@ -1,0 +1,112 @@
+"""What the generated Hopper source contains, and what it must not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cute_attn import hopper
+from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
+from cute_attn.variants import Hook, Variant, causal, full, sliding_window, soft_cap
+
+
+def spec(
+    head_dim: int = 128,
+    loader: str = "ragged",
+    variant: Variant | None = None,
+    *,
+    dtype: str = "bf16",
+    group: int = 4,
+    arch: str = "sm_90a",
+) -> KernelSpec:
+    variant = variant or full()
+    tile = hopper.default_tile(head_dim, head_dim, loader, variant)
+    assert tile is not None
+    return KernelSpec(
+        arch, "hopper_tile", dtype, head_dim, head_dim, loader, group, variant, tile
+    )  # fmt: skip
+
+
+def text(*args: object, **kwargs: object) -> str:
+    return hopper.emit(spec(*args, **kwargs)).text  # type: ignore[arg-type]  # test shorthand
+
+
+def even_keys() -> Variant:
+    """A mask that is no band: it decides in every KV block."""
+    hook = Hook("even", "kv_idx % 2 == 0", lambda b, h, q, kv, **_: np.asarray(kv) % 2 == 0)
+    return Variant("even", mask=hook, band_is_mask=False)
+
+
+def test_deterministic_and_named() -> None:
+    s = spec(variant=causal())
+    assert hopper.emit(s).text == hopper.emit(s).text
+    assert f"{s.name}(const __grid_constant__ cute_attn::Params params)" in hopper.emit(s).text
+    assert spec(group=4).name != spec(group=5).name
+
+
+def test_unmasked_kernel_has_no_mask_code_but_for_the_tail() -> None:
+    source = text()
+    assert "variant_mask" not in source and "apply_hooks" not in source
+    assert source.count("mask_tail(") == 2  # its definition and the prologue
+    assert "step(block, cute::true_type{})" not in source
+
+
+def test_causal_masks_the_right_edge_only() -> None:
+    source = text(variant=causal())
+    assert "item.interior_end" in source and "item.interior_begin" not in source
+    assert source.count("step(block, cute::true_type{})") == 1
+    assert source.count("step(block, cute::false_type{})") == 1
+
+
+def test_window_masks_both_edges() -> None:
+    source = text(variant=causal() & sliding_window())
+    assert source.count("step(block, cute::true_type{})") == 2
+    assert source.count("step(block, cute::false_type{})") == 1
+    assert "int32_t const window_left = params.window_left;" in source
+
+
+def test_a_mask_that_is_no_band_is_applied_to_every_block() -> None:
+    source = text(variant=even_keys())
+    assert "cute::false_type" not in source
+    assert "kv_idx % 2 == 0" in source
+
+
+def test_logits_hook_only_where_the_variant_has_one() -> None:
+    assert "variant_logits" not in text(variant=causal())
+    assert "variant_logits(params, s * params.sm_scale" in text(variant=soft_cap())
+
+
+def test_loaders_print_only_their_own_producer() -> None:
+    ragged, paged, gather = (text(loader=name) for name in ("ragged", "paged", "gather"))
+    assert "page_table" not in ragged and "PageDivider" not in ragged
+    assert "SM90_TMA_LOAD_4D" in ragged and "SM90_TMA_LOAD_4D" in paged
+    assert "SM90_TMA_LOAD_4D" not in gather and "tensor_map" not in gather
+    assert "page_table" in paged and "page_table" in gather
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("loader", ["ragged", "paged", "gather"])
+def test_mma_shapes_and_smem(head_dim: int, loader: str) -> None:
+    s = spec(head_dim, loader, dtype="fp16")
+    kernel = hopper.emit(s)
+    assert f"MMA_64x{s.tile.kv}x16_F32F16F16_SS" in kernel.text
+    assert f"MMA_64x{head_dim}x16_F32F16F16_RS" in kernel.text
+    assert kernel.smem_bytes <= 232_448
+    assert kernel.threads == s.tile.threads
+
+
+def test_parameter_struct_matches_the_block() -> None:
+    kernel = hopper.emit(spec(loader="paged", variant=causal() & sliding_window() & soft_cap()))
+    for name, offset in kernel.params.offsets.items():
+        assert f"->{name}) == {offset});" in kernel.text
+
+
+def test_unsupported_specs_say_why() -> None:
+    good = spec()
+    assert hopper.supports(good) == []
+    bad = KernelSpec("sm_80", "hopper_tile", "fp8", 96, 96, "ragged", 0, full(), good.tile)
+    reasons = "\n".join(hopper.supports(bad))
+    for word in ("arch is 'sm_80'", "dtype is 'fp8'", "(96, 96)", "group is 0"):
+        assert word in reasons
+    with pytest.raises(UnsupportedSpecError, match="sm_80"):
+        hopper.emit(bad)

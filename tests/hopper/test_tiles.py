@@ -1,0 +1,65 @@
+"""The equations that decide which Hopper tiles can run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cute_attn.codegen.spec import Tile
+from cute_attn.hopper.tiles import (
+    default_tile,
+    fragment_registers,
+    head_dims,
+    smem_bytes,
+    tile_reasons,
+)
+from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
+
+VARIANTS = [full(), causal(), causal() & sliding_window(), causal() & soft_cap()]
+
+
+@pytest.mark.parametrize("dims", head_dims())
+@pytest.mark.parametrize("loader", ["ragged", "paged", "gather"])
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
+def test_every_row_of_the_table_is_feasible(
+    dims: tuple[int, int], loader: str, variant: Variant
+) -> None:
+    tile = default_tile(*dims, loader, variant)
+    assert tile is not None
+    assert tile_reasons(tile, *dims) == []
+    assert tile.kv % 16 == 0  # TMA boxes of pages of 16 tokens
+
+
+def test_smem_by_hand() -> None:
+    tile = Tile(q=128, kv=128, stages=2, threads=384)
+    # Q 32 KB, two stages of K 32 KB and of V 32 KB, 1 KB for barriers.
+    assert smem_bytes(tile, 128, 128) == (32 + 2 * 32 + 2 * 32 + 1) * 1024
+    assert fragment_registers(tile, 128) == 64 + 32 + 64
+
+
+def test_registers_beyond_the_launch_allocation_are_refused() -> None:
+    # 384 threads start with 168 registers each: 504 for the three warpgroups. 32 + 2 * 240 = 512
+    # fits the register file, but setmaxnreg would wait for ever.
+    tile = default_tile(128, 128, "ragged")
+    assert tile is not None
+    greedy = replace(tile, producer_registers=32, consumer_registers=240)
+    assert any("setmaxnreg" in r for r in tile_reasons(greedy, 128, 128))
+    assert tile_reasons(replace(greedy, producer_registers=24), 128, 128) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"kv": 100}, "multiples of 16"),
+        ({"q": 192}, "64 query rows"),
+        ({"stages": 3}, "shared memory"),
+        ({"stages": 0}, "stages"),
+        ({"consumer_registers": 230}, "multiples of 8"),
+        ({"kv": 192, "consumer_registers": 160}, "S, P and O"),
+    ],
+)
+def test_infeasible_tiles_say_why(change: dict[str, int], word: str) -> None:
+    tile = default_tile(128, 128, "ragged")
+    assert tile is not None
+    assert any(word in reason for reason in tile_reasons(replace(tile, **change), 128, 128))
