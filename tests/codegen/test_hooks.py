@@ -1,0 +1,49 @@
+"""Hooks as C++ functions: what is printed, and that it computes what the NumPy hook does."""
+
+from __future__ import annotations
+
+import re
+
+from cute_attn.codegen.attention_params import attention_params
+from cute_attn.codegen.hooks import cpp_hooks
+from cute_attn.codegen.params import cpp_struct
+from cute_attn.codegen.source import INCLUDE_DIR
+from cute_attn.runtime import CompileRequest, compile_source
+from cute_attn.variants import Hook, Scalar, Variant, causal, full, sliding_window, soft_cap
+
+
+def test_no_hooks_no_code() -> None:
+    assert cpp_hooks(full()) == ""
+
+
+def test_each_hook_reads_only_its_scalars() -> None:
+    text = cpp_hooks(soft_cap() & causal() & sliding_window())
+    mask, logits = text.split("\n\n")
+    assert "bool variant_mask(" in mask and "float variant_logits(" in logits
+    assert "(kv_idx <= q_idx) && (kv_idx >= q_idx - window_left)" in mask
+    assert "int32_t const window_left = params.window_left;" in mask
+    assert "logits_soft_cap" not in mask and "window_left" not in logits
+    assert "float const logits_soft_cap = params.logits_soft_cap;" in logits
+
+
+def test_a_user_hook_compiles_and_is_inlined() -> None:
+    slope = Scalar("slope", "f32", 0.5, "per position")
+    variant = Variant(
+        "alibi",
+        logits=Hook("ALiBi", "score + slope * (kv_idx - q_idx)", lambda *_, **__: None),
+        scalars=(slope,),
+    )
+    params = attention_params(tma=False, paged=False, variant=variant)
+    source = f"""
+#include <cute/config.hpp>
+#include <cute_attn/softmax.hpp>
+using Element = unsigned short;
+{cpp_struct(params)}
+{cpp_hooks(variant)}
+extern "C" __global__ void k(const __grid_constant__ Params params) {{
+  params.lse[threadIdx.x] = variant_logits(params, params.lse[threadIdx.x], 0, 1, 2, threadIdx.x);
+}}
+"""
+    compiled = compile_source(CompileRequest(source, "k", "sm_80", (INCLUDE_DIR,)))
+    assert compiled.lint() == []
+    assert not re.search(r"\bCALL\b", compiled.log)
