@@ -27,7 +27,7 @@ _TABLE: dict[tuple[int, int], Tile] = {
     # The exponentials bound this one (as many per FLOP as anything gets): larger KV blocks only
     # cost registers.
     (64, 64): _BASE,
-    # S 64 + P 32 + O 64 registers, 160 KB: no room for a third stage.
+    # S 64 + P 32 + O 64 registers, 161 KB.
     (128, 128): _BASE,
     # 80 keys are what shared memory holds (224 KB) beside a 64 KB Q tile.
     (256, 256): replace(_BASE, kv=80),
