@@ -192,11 +192,11 @@ def test_a_read_only_file_system_still_gives_hits(
     build_kernel(request_)
     forget_kernels()
 
-    def refuse(*args: object, **kwargs: object) -> None:
+    def refuse(path: Path, *args: object, **kwargs: object) -> None:
+        assert path.is_relative_to(cache_dir)
         raise OSError(errno.EROFS, "Read-only file system")
 
     for function in ("mkdir", "rename", "replace"):
-        monkeypatch.setattr(os, function, refuse)
         monkeypatch.setattr(Path, function, refuse)
     assert build_kernel(request_).from_cache
     assert not caplog.records

@@ -65,7 +65,7 @@ def test_finished_kernels_are_in_memory_and_on_disk() -> None:
 
 
 def test_one_missing_kernel_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subprocess.Popen", None)
+    monkeypatch.setattr("cute_attn.runtime.pool._Worker", None)
     (result,) = compile_many([kernel(3)])
     assert isinstance(result, CompiledKernel)
 
