@@ -1,0 +1,148 @@
+"""`work.hpp`, compiled for the host, finds the same items as `cute_attn.abi.work`, to the bit."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cute_attn.abi import UNBOUNDED, WorkWalker
+from cute_attn.codegen.source import INCLUDE_DIR
+from cute_attn.scheduler import Geometry, Plan, RequestBatch, plan_batch
+
+COMPILER = next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler (g++, clang++ or c++)")
+
+# (tile_q, tile_kv, group) are template arguments; each case below is instantiated.
+SHAPES = ((16, 64, 4), (64, 32, 1), (128, 128, 8), (128, 64, 7), (64, 16, 3))
+
+# What the CUDA headers provide and work.hpp uses.
+CONFIG = """
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#define CUTE_DEVICE
+#define CUTE_HOST_DEVICE
+using std::max;
+using std::min;
+struct Index3 { unsigned x; };
+inline Index3 gridDim, blockIdx;
+"""
+
+PROGRAM = """
+#include <cstdio>
+#include <vector>
+#include <cute_attn/work.hpp>
+
+template <int kTileQ, int kTileKV, int kGroup>
+void print_items(int const* plan, int num_kv_heads) {
+  for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
+    cute_attn::WorkWalker<kTileQ, kTileKV, kGroup> walker(plan, num_kv_heads);
+    cute_attn::Item item;
+    while (walker.next(item)) {
+      auto const& r = item.request;
+      std::printf("%u %d %d %d %d %d %d %d %d %d %d %d %d\\n", blockIdx.x, r.batch(),
+                  r.section_heads(), r.q_start, r.kv_start, r.kv_len, r.tile_begin, item.kv_head,
+                  item.row_begin, item.num_rows, item.block_begin, item.block_end, item.slot);
+    }
+  }
+  cute_attn::Plan view{plan, static_cast<int>(gridDim.x)};
+  for (int i = 0; i < view.header().num_split_tiles; ++i) {
+    auto s = view.split(i);
+    std::printf("split %d %d %d %d\\n", s.tile, s.request, s.first_slot, s.num_slots);
+  }
+}
+
+int main(int, char** arguments) {
+  std::FILE* file = std::fopen(arguments[1], "rb");
+  int size;
+  while (std::fread(&size, 4, 1, file) == 1) {
+    std::vector<int> plan(size);
+    if (std::fread(plan.data(), 4, size, file) != static_cast<size_t>(size)) return 1;
+    int tile_q = plan[7], tile_kv = plan[8], group = plan[9], heads = plan[10];
+    gridDim.x = plan[11];
+    std::printf("plan\\n");
+    CASES
+    return 2;
+  }
+}
+"""
+CASE = """
+    if (tile_q == {0} && tile_kv == {1} && group == {2}) {{
+      print_items<{0}, {1}, {2}>(plan.data(), heads);
+      continue;
+    }}"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The host program; items of every plan in a file, as text."""
+    folder = tmp_path_factory.mktemp("twin")
+    (folder / "cute").mkdir()
+    (folder / "cute" / "config.hpp").write_text(CONFIG)
+    cases = "".join(CASE.format(*shape) for shape in SHAPES)
+    source = folder / "twin.cpp"
+    source.write_text(PROGRAM.replace("CASES", cases))
+    assert COMPILER is not None
+    command = [COMPILER, "-std=c++17", "-O1", "-fsanitize=undefined"]
+    command += ["-fsanitize-undefined-trap-on-error"]  # needs no run-time library
+    command += [f"-I{folder}", f"-I{INCLUDE_DIR}", str(source), "-o", str(folder / "twin")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return folder / "twin"
+
+
+def random_plan(rng: np.random.Generator) -> Plan:
+    tile_q, tile_kv, group = SHAPES[rng.integers(len(SHAPES))]
+    geometry = Geometry(
+        tile_q,
+        tile_kv,
+        group=group,
+        num_kv_heads=int(rng.choice([1, 2, 5, 8])),
+        window_left=int(rng.choice([UNBOUNDED, 0, 100])),
+        window_right=int(rng.choice([UNBOUNDED, 0, 20])),
+    )
+    count = int(rng.integers(0, 20))
+    q_len = rng.choice([0, 1, 1, 2, 17, 300], count)
+    if rng.random() < 0.4:
+        q_len = np.minimum(q_len, 1)
+    kv_len = rng.choice([0, 1, 16, 97, 1024, 5000], count)
+    first = RequestBatch.from_lengths(q_len, kv_len)
+    positions = first.q_pos + rng.integers(-50, 50, count)
+    requests = RequestBatch(first.q_start, q_len, first.kv_start, kv_len, q_pos=positions)
+    blocks = int(rng.choice([1, 2, 7, 132]))
+    return plan_batch(
+        requests, geometry, blocks, min_piece=int(rng.integers(1, 4)), l2_budget=1 << 20
+    )
+
+
+def expected_text(plan: Plan) -> list[str]:
+    walker = WorkWalker(plan.view)
+    lines = []
+    for block in range(walker.num_blocks):
+        for item in walker.items(block):
+            r = plan.view.request(item.request)
+            record = (r.batch, r.section_heads, r.q_start, r.kv_start, r.kv_len, r.tile_begin)
+            lines.append(" ".join(str(x) for x in (block, *record, item.kv_head, *item[3:])))
+    splits = plan.view.splits[: plan.num_split_tiles].tolist()
+    return lines + [f"split {' '.join(map(str, split))}" for split in splits]
+
+
+def test_both_texts_find_the_same_items(program: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(11)
+    plans = [random_plan(rng) for _ in range(150)]
+    assert any(plan.num_split_tiles for plan in plans)
+    assert any(plan.num_whole_tiles for plan in plans)
+    data = b"".join(np.int32(p.buffer.size).tobytes() + p.buffer.tobytes() for p in plans)
+    (tmp_path / "plans").write_bytes(data)
+    result = subprocess.run(
+        [program, tmp_path / "plans"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    printed = result.stdout.split("plan\n")[1:]
+    assert len(printed) == len(plans)
+    for text, plan in zip(printed, plans, strict=True):
+        assert text.splitlines() == expected_text(plan)

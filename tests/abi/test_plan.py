@@ -1,0 +1,79 @@
+"""The plan buffer: sections do not overlap, views write through, the meta word packs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cute_attn.abi import PlanLayout, PlanView
+from cute_attn.abi.plan import (
+    HEADER_FIELDS,
+    MAX_BATCH,
+    MAX_LEVELS,
+    MAX_SECTION_HEADS,
+    RequestRecord,
+    pack_meta,
+)
+
+
+@given(st.integers(1, 500), st.integers(0, 5000))
+def test_sections_follow_one_another(num_blocks: int, max_requests: int) -> None:
+    layout = PlanLayout(num_blocks, max_requests)
+    buffer = np.zeros(layout.size, np.int32)
+    view = PlanView(buffer, layout)
+    for section in (view.header, view.cuts, view.splits, view.requests):
+        section += 1
+    assert buffer.max() == 1, "two sections overlap"
+    assert np.count_nonzero(buffer == 0) == 4, "only the padding is outside"
+    assert view.cuts.shape == (num_blocks + 1, 4)
+    assert view.splits.shape == (num_blocks, 4)
+    assert view.requests.shape == (max_requests + 1, 8)
+    assert layout.used_size(max_requests) == layout.size
+
+
+@given(st.integers(1, 500))
+def test_vector_loads_are_aligned(num_blocks: int) -> None:
+    """Kernels read cuts and splits as 16-byte and records as 32-byte structs."""
+    layout = PlanLayout(num_blocks, 3)
+    assert 4 * layout.cuts % 16 == 0
+    assert 4 * layout.splits % 16 == 0
+    assert 4 * layout.requests % 32 == 0
+
+
+def test_offsets_do_not_depend_on_the_batch() -> None:
+    small, large = PlanLayout(132, 1), PlanLayout(132, 4096)
+    assert (small.cuts, small.splits, small.requests) == (large.cuts, large.splits, large.requests)
+
+
+def test_a_view_of_the_used_prefix() -> None:
+    layout = PlanLayout(8, 100)
+    view = PlanView(np.zeros(layout.used_size(3), np.int32), layout)
+    assert view.requests.shape == (4, 8)
+
+
+def test_header_by_name() -> None:
+    layout = PlanLayout(2, 1)
+    view = PlanView(np.zeros(layout.size, np.int32), layout)
+    view.set(group=7, tile_q=64)
+    assert (view.get("group"), view.get("tile_q")) == (7, 64)
+    assert view.header[HEADER_FIELDS.index("group")] == 7
+    assert len(HEADER_FIELDS) == 16
+
+
+@pytest.mark.parametrize("buffer", [np.zeros(500, np.int64), np.zeros((5, 100), np.int32)])
+def test_wrong_buffer(buffer: np.ndarray) -> None:
+    with pytest.raises(TypeError, match="1-D int32"):
+        PlanView(buffer, PlanLayout(1, 1))
+
+
+@given(
+    st.integers(0, MAX_BATCH - 1),
+    st.integers(0, MAX_LEVELS - 1),
+    st.integers(1, MAX_SECTION_HEADS),
+)
+def test_meta_word(batch: int, level: int, section_heads: int) -> None:
+    meta = int(np.int32(pack_meta(batch, level, section_heads)))
+    record = RequestRecord(0, 0, 0, 0, 0, 0, 0, meta)
+    assert (record.batch, record.level, record.section_heads) == (batch, level, section_heads)
