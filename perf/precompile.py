@@ -1,0 +1,75 @@
+"""Compiles what the GPU tests and the benchmarks need into a cache directory; needs no GPU.
+
+    python -m perf.precompile --cache .cache/cute_attn [--only tests|benches] [--list]
+
+Carry the directory to the machine with the GPU and run there with CUTE_ATTN_CACHE_DIR=<directory>
+and CUTE_ATTN_NO_COMPILE=1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from cute_attn import KernelSpec, warmup
+from perf import cases
+from tests.gpu import specs
+
+
+def kernels(only: str | None, arch: str) -> list[specs.AnyKernel]:
+    """What to compile, none twice."""
+    found: dict[str, specs.AnyKernel] = {}
+    if only != "benches":
+        found |= {kernel.name: kernel for kernel in specs.all_kernels(arch)}
+    if only != "tests":
+        own = specs.with_merges(cases.all_specs(arch))
+        found |= {kernel.name: kernel for kernel in own}
+    return list(found.values())
+
+
+def progress(done: int, total: int, result: object) -> None:
+    """One line per kernel."""
+    if isinstance(result, Exception):
+        first = str(result).strip().split("\n")[0]
+        print(f"[{done}/{total}] FAILED {first}", flush=True)
+        return
+    seconds = getattr(result, "compile_seconds", 0.0)
+    how = "cached" if getattr(result, "from_cache", False) else f"{seconds:.1f} s"
+    print(f"[{done}/{total}] {getattr(result, 'name', result)} ({how})", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cache", type=Path, help="cache directory (default: the user's)")
+    parser.add_argument("--arch", default="sm_90a", help="of the GPU (default: sm_90a)")
+    parser.add_argument("--only", choices=("tests", "benches"), help="default: both")
+    parser.add_argument("--match", default="", help="only kernels whose name contains this")
+    parser.add_argument("--jobs", type=int, help="compile processes (default: by CPUs and memory)")
+    parser.add_argument("--list", action="store_true", help="print names, compile nothing")
+    options = parser.parse_args()
+    if options.cache is not None:
+        os.environ["CUTE_ATTN_CACHE_DIR"] = str(options.cache.resolve())
+    wanted = [k for k in kernels(options.only, options.arch) if options.match in k.name]
+    if options.list:
+        print("\n".join(kernel.name for kernel in wanted))
+        print(f"{len(wanted)} kernels")
+        return 0
+    attention = sum(isinstance(kernel, KernelSpec) for kernel in wanted)
+    print(f"{len(wanted)} kernels, {attention} of them attention", flush=True)
+    start = time.perf_counter()
+    try:
+        warmup(wanted, jobs=options.jobs, progress=progress)
+    except Exception as error:
+        print(f"at least one kernel failed:\n{error}", file=sys.stderr)
+        return 1
+    print(f"done in {time.perf_counter() - start:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""Runs a grid case twice and compares it with the float64 oracle."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cute_attn import BatchAttention, Problem
+from tests.gpu import oracle64
+from tests.gpu.batches import DTYPES, Batch, make_batch, nans, variant_of
+from tests.gpu.grid import SMALL_ROWS, Case
+
+BOUNDS = {"bf16": 4e-3, "fp16": 6e-4}
+ROW_BOUND = 2e-2
+LSE_BOUND = 1e-3
+# tanh.approx.f32 has a relative error of 2^-11 (PTX ISA): a capped score of 8 is off by 4e-3, and
+# so are the weights.
+CAP_BOUNDS = {"bf16": 4e-3, "fp16": 1.5e-3}
+CAP_LSE_BOUND = 4e-3
+
+
+@dataclass(frozen=True)
+class Errors:
+    """What a run differs by from the oracle; the bounds are those of its dtype and variant."""
+
+    err: float
+    row: float
+    lse: float
+    empty_exact: bool
+    same_bits: bool
+    guards_intact: bool
+    bound: float
+    lse_bound: float
+
+    def failures(self) -> list[str]:
+        """What is wrong; empty = nothing."""
+        wrong = []
+        for name, value, limit in (
+            ("Frobenius-relative error", self.err, self.bound),
+            ("worst row error", self.row, ROW_BOUND),
+            ("lse error", self.lse, self.lse_bound),
+        ):
+            if not value <= limit:  # NaN must fail
+                wrong.append(f"{name} {value:.3g} > {limit:.3g}")
+        if not self.empty_exact:
+            wrong.append("rows that see no key are not exactly 0 and -inf (or others are)")
+        if not self.same_bits:
+            wrong.append("a second run of the same inputs gave other bits")
+        if not self.guards_intact:
+            wrong.append("memory around out or lse was written")
+        return wrong
+
+    def row_of(self) -> dict[str, Any]:
+        """For the records."""
+        return {"err": self.err, "row_err": self.row, "lse_err": self.lse}
+
+
+def default_schedule(case: Case, q_lens: list[int], arch: str) -> str:
+    """What the dispatcher takes by itself."""
+    if max(q_lens) * case.family.group <= SMALL_ROWS:
+        return "ampere_decode"
+    return "hopper_tile" if arch == "sm_90a" else "ampere_tile"
+
+
+def problem_of(case: Case, arch: str) -> Problem:
+    """The case as the dispatcher sees it."""
+    family = case.family
+    return Problem(
+        arch=arch,
+        dtype=family.dtype,
+        head_dim_qk=family.head_dim,
+        head_dim_vo=family.head_dim,
+        group=family.group,
+        variant=variant_of(case.variant),
+        page_size=case.page_size or None,
+    )
+
+
+def attention_of(
+    case: Case, batch: Batch, device: torch.device, arch: str | None
+) -> BatchAttention:
+    """The wrapper that serves a case: its kernel by choice if it is the default one, else forced.
+
+    Args:
+        arch: of the device; None on the CPU.
+    """
+    forced = arch is not None and default_schedule(case, batch.q_lens, arch) != case.schedule
+    options: dict[str, Any] = {
+        "dtype": DTYPES[case.family.dtype],
+        "variant": variant_of(case.variant),
+        "kv_layout": case.layout,
+        "device": device,
+        "schedule": case.schedule if forced else None,
+    }
+    sizes = (case.num_qo_heads, case.num_kv_heads, case.family.head_dim)
+    if arch is None:
+        return BatchAttention(*sizes, **options)
+    size = BatchAttention(*sizes, **options).workspace_size(case.page_size or None)
+    workspace = torch.full((size,), 0xFF, dtype=torch.uint8, device=device)  # NaN as float32
+    return BatchAttention(*sizes, **options, workspace=workspace)
+
+
+class Output:
+    """`out` (and lse) inside of larger NaN tensors; every run must leave the rest as it is."""
+
+    def __init__(self, case: Case, batch: Batch) -> None:
+        tokens, device = sum(batch.q_lens), batch.q.device
+        heads, dim = case.num_qo_heads, case.family.head_dim
+        pad = 1 if case.memory == "strided" else 0
+        self.whole = nans((tokens + 4, heads + pad, dim + 8 * pad), batch.q.dtype, device)
+        self.out = self.whole[2 : tokens + 2, :heads, :dim]
+        self.whole_lse = nans((tokens + 4, heads), torch.float32, device)
+        self.lse = self.whole_lse[2 : tokens + 2] if case.lse else None
+
+    def intact(self) -> bool:
+        """Whether everything around out and lse is still NaN. Call it last: it erases both."""
+        self.out.fill_(math.nan)
+        if self.lse is not None:
+            self.lse.fill_(math.nan)
+        return bool(self.whole.isnan().all() & self.whole_lse.isnan().all())
+
+
+def check_case(
+    case: Case, device: torch.device, arch: str | None, longest: int = 1 << 30
+) -> tuple[Errors, BatchAttention]:
+    """Plans and runs a case twice, and measures it.
+
+    Args:
+        device: where.
+        arch: of the device; None on the CPU.
+        longest: cuts lengths.
+
+    Returns:
+        errors, and the wrapper that ran (for its plan and kernels).
+    """
+    batch = make_batch(case, device, longest)
+    wrapper = attention_of(case, batch, device, arch)
+    rows = None if case.table == "bsr" else batch.qo_indptr
+    wrapper.plan(rows, batch.kv_format, scalars=batch.scalars)
+    outputs = []
+    for _ in range(2):
+        output = Output(case, batch)
+        wrapper.run(batch.q, *batch.kv, out=output.out, lse=output.lse)
+        outputs.append(output)
+    first, second = outputs
+    same = torch.equal(_bits(first.out), _bits(second.out))
+    if first.lse is not None and second.lse is not None:
+        same = same and torch.equal(_bits(first.lse), _bits(second.lse))
+    want, want_lse = oracle64.attend_batch(
+        batch.q,
+        batch.q_lens,
+        batch.keys,
+        batch.values,
+        causal="causal" in case.variant,
+        **batch.oracle_options,
+    )
+    err, row, far, exact = oracle64.errors(first.out, first.lse, want, want_lse)
+    capped = "cap" in case.variant and arch is not None
+    found = Errors(
+        err=err,
+        row=row,
+        lse=far,
+        empty_exact=exact,
+        same_bits=same,
+        guards_intact=first.intact() and second.intact(),
+        bound=(CAP_BOUNDS if capped else BOUNDS)[case.family.dtype],
+        lse_bound=CAP_LSE_BOUND if capped else LSE_BOUND,
+    )
+    return found, wrapper
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    """Memory as integers, so that equal NaN are equal."""
+    return x.contiguous().view(torch.int16 if x.element_size() == 2 else torch.int32)

@@ -1,0 +1,91 @@
+"""Every kernel that the GPU tests need, so that they can be compiled beforehand, without a GPU.
+
+python -m tests.gpu.specs [--arch sm_90a]     lists them
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+
+from cute_attn import KernelSpec, Problem, UnsupportedSpecError, causal, choose, full
+from cute_attn.codegen.kernels import emit_append, emit_merge, emit_merge_states
+from cute_attn.codegen.source import GeneratedKernel
+from tests.gpu.check import problem_of
+from tests.gpu.grid import CASES
+
+AnyKernel = KernelSpec | GeneratedKernel
+
+APPENDS = (("bf16", 128, None), ("fp16", 64, "half_split"), ("bf16", 128, "interleaved"))
+"""dtype, head_dim and RoPE style of the append kernels."""
+STATES = (("bf16", 128), ("fp16", 64), ("fp32", 128))
+"""dtype and head_dim of the merge_states kernels."""
+
+
+def ampere_arch(arch: str) -> str:
+    """What Ampere-style kernels are compiled for on a device of `arch`."""
+    return arch.removesuffix("a")
+
+
+def with_merges(specs: Iterable[KernelSpec]) -> list[AnyKernel]:
+    """The specs, each followed by its merge kernel; none twice."""
+    kernels: dict[str, AnyKernel] = {}
+    for spec in specs:
+        merge = emit_merge(spec.arch, spec.dtype, spec.head_dim_vo, spec.tile.q, spec.group)
+        kernels.setdefault(spec.name, spec)
+        kernels.setdefault(merge.name, merge)
+    return list(kernels.values())
+
+
+def serving_problem(arch: str, page_size: int | None, *, is_causal: bool = True) -> Problem:
+    """The common serving case (bf16, head_dim 128, group 4), which tests of behaviour use."""
+    variant = causal() if is_causal else full()
+    return Problem(arch, "bf16", 128, 128, 4, variant, page_size)
+
+
+def grid_kernels(arch: str) -> list[AnyKernel]:
+    """Kernels of the grid; what cannot be generated on `arch` is left out."""
+    specs = []
+    for case in CASES:
+        try:
+            spec = choose(problem_of(case, arch), small=False, schedule=case.schedule)
+        except UnsupportedSpecError:
+            continue
+        specs.append(spec)
+    return with_merges(specs)
+
+
+def behaviour_kernels(arch: str) -> list[AnyKernel]:
+    """Kernels of the other tests."""
+    specs = [
+        choose(serving_problem(arch, 16), small=True),
+        choose(serving_problem(arch, 16), small=False),
+        choose(serving_problem(arch, None), small=True),
+        choose(serving_problem(arch, None), small=False),
+        choose(serving_problem(arch, None, is_causal=False), small=False),
+    ]
+    own = ampere_arch(arch)
+    return [
+        *with_merges(specs),
+        *(emit_append(own, dtype, dim, dim, rope) for dtype, dim, rope in APPENDS),
+        *(emit_merge_states(own, dtype, dim) for dtype, dim in STATES),
+    ]
+
+
+def all_kernels(arch: str) -> list[AnyKernel]:
+    """Every kernel of `pytest -m gpu`, none twice."""
+    kernels = [*grid_kernels(arch), *behaviour_kernels(arch)]
+    return list({kernel.name: kernel for kernel in kernels}.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--arch", default="sm_90a", help="of the device (default: sm_90a)")
+    kernels = all_kernels(parser.parse_args().arch)
+    for kernel in kernels:
+        print(kernel.name)
+    print(f"{len(kernels)} kernels")
+
+
+if __name__ == "__main__":
+    main()
