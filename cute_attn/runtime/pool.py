@@ -148,17 +148,18 @@ class CompilePool:
         while len(self._workers) < jobs:
             self._workers.append(_Worker(Path(self._folder.name) / str(len(self._workers))))
         queue = _Queue(requests, jobs)
+        failures: list[
+            BaseException
+        ] = []  # of this code or the caller's progress, not of a compile
 
         def serve(worker: _Worker) -> None:
-            while (item := queue.take(worker.group)) is not None:
-                request, worker.group, use_pch = item
-                result = worker.build(request, use_pch)
-                if isinstance(result, CompiledKernel):
-                    result = remember(result)
-                    logger.info("compiled %s in %.2f s", request.name, result.compile_seconds)
-                    for reason in result.lint():
-                        logger.warning("kernel %s for %s: %s", request.name, request.arch, reason)
-                finish(request, result)
+            try:
+                while (item := queue.take(worker.group)) is not None:
+                    request, worker.group, use_pch = item
+                    finish(request, _report(worker.build(request, use_pch)))
+            except BaseException as error:
+                failures.append(error)
+                queue.clear()
 
         threads = [
             threading.Thread(target=serve, args=(worker,), daemon=True)
@@ -166,8 +167,24 @@ class CompilePool:
         ]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:  # Ctrl-C: what is finished is in the cache
+            queue.clear()
+            self.close()
+            raise
+        if failures:
+            raise failures[0]
+
+
+def _report(result: Result) -> Result:
+    if isinstance(result, CompiledKernel):
+        result = remember(result)
+        logger.info("compiled %s in %.2f s", result.name, result.compile_seconds)
+        for reason in result.lint():
+            logger.warning("kernel %s for %s: %s", result.name, result.arch, reason)
+    return result
 
 
 def _attempt(request: CompileRequest) -> Result:
@@ -204,6 +221,11 @@ class _Queue:
         for group, items in groups.items():
             pays = len(items) >= _PCH_PAYS_FROM * max(1, jobs // len(groups))
             self._pending[group] = [(request, safe and pays) for request, safe in items]
+
+    def clear(self) -> None:
+        """Hand out nothing more."""
+        with self._lock:
+            self._pending.clear()
 
     def take(self, last: object) -> tuple[CompileRequest, object, bool] | None:
         """(request, its group, whether to use a precompiled header), or None when all are handed

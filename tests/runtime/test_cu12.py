@@ -46,10 +46,10 @@ def test_two_nvrtcs_in_one_process_keep_their_cache_entries_apart(
     if default_toolchain().nvrtc.startswith("12."):
         pytest.skip("CUDA 12 is the only compiler here")
     first = build_kernel(request)
-    monkeypatch.setenv("CUTE_ATTN_WHEELS", str(WHEELS))
-    second = build_kernel(request)
-    assert second.toolchain.nvrtc.startswith("12.")
-    assert not second.from_cache and second.cubin != first.cubin
-    assert build_kernel(request) is second
-    monkeypatch.delenv("CUTE_ATTN_WHEELS")
+    with monkeypatch.context() as patch:
+        patch.setenv("CUTE_ATTN_WHEELS", str(WHEELS))
+        second = build_kernel(request)
+        assert second.toolchain.nvrtc.startswith("12.")
+        assert not second.from_cache and second.cubin != first.cubin
+        assert build_kernel(request) is second
     assert build_kernel(request) is first

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -90,6 +93,44 @@ def test_a_killed_worker_is_an_error_and_the_pool_goes_on() -> None:
         assert isinstance(killed, CompileError) and "CUTE_ATTN_COMPILE_JOBS" in str(killed)
         (after,) = pool.build([kernel(4)])
         assert isinstance(after, CompiledKernel)
+
+
+def test_what_progress_raises_reaches_the_caller() -> None:
+    def stop(done: int, total: int, result: object) -> None:
+        raise ZeroDivisionError("enough")
+
+    with pytest.raises(ZeroDivisionError, match="enough"):
+        compile_many([kernel(index) for index in range(8)], jobs=2, progress=stop)
+
+
+SCRIPT = """
+import sys
+from cute_attn.runtime import CompilePool, CompileRequest
+source = '#include <cute/tensor.hpp>\\n extern "C" __global__ void k(int* p) { p[0] = %d; }'
+with CompilePool(jobs=2) as pool:
+    pool.build([CompileRequest("extern \\"C\\" __global__ void k() {}// %d" % i, "k", "sm_80")
+                for i in range(2)])
+    print(*[worker._process.pid for worker in pool._workers], flush=True)
+    pool.build([CompileRequest(source % i, "k", "sm_80") for i in range(50)])
+"""
+
+
+def test_ctrl_c_ends_the_workers() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    pids = [int(text) for text in process.stdout.readline().split()]
+    assert len(pids) == 2
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert "KeyboardInterrupt" in errors
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 PREFIX = "#include <cuda_fp16.h>\n#pragma nv_hdrstop\n"
