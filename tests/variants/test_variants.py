@@ -71,7 +71,8 @@ def test_a_band_that_is_the_mask(variant: Variant) -> None:
     left, right = variant.band.resolve(
         variant.values({"window_left": 4} if variant.scalars else {})
     )
-    inside = (Q - KV <= left) & (KV - Q <= right)
+    distance = Q - KV
+    inside = (distance <= left) & (distance >= -right)
     scalars = {"window_left": 4.0} if variant.scalars else {}
     assert variant.band_is_mask
     assert np.array_equal(mask(variant, **scalars), inside)
