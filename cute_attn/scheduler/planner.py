@@ -178,12 +178,14 @@ def _hand_out(
 
     begin_cost = int(loads.sum())
     piece = int((records.min_piece * records.block_cost).max()) + cost.tile_ns
-    min_share = min(piece if split else 0, int(runs.tile_cost.max()))
+    # Pieces of a tile get long enough if shares are; without tiles to split that is no matter.
+    splittable = split and bool((runs.blocks >= 2 * records.min_piece[runs.record]).any())
+    min_share = min(piece, int(runs.tile_cost.max())) if splittable else 0
     shares, smallest = line_shares(loads, runs.total_cost - begin_cost, min_share)
     marks = mark_line(runs, begin_cost, shares)
     cuts = cut_between_tiles(runs, marks)
     candidates.append(_Candidate(num_whole, cuts, loads + _steps(cuts.cost), 0))
-    if split:
+    if splittable:
         cuts = cut_anywhere(runs, marks, records.min_piece, near=smallest >= 2 * piece)
         costs = loads + _steps(cuts.cost) + _split_costs(records, runs, cuts, cost)
         candidates.append(_Candidate(num_whole, cuts, costs, cost.merge_ns))
