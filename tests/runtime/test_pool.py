@@ -137,9 +137,8 @@ PREFIX = "#include <cuda_fp16.h>\n#pragma nv_hdrstop\n"
 
 
 def halves(value: int) -> CompileRequest:
-    source = (
-        f'{PREFIX}extern "C" __global__ void k(__half* p) {{ p[0] = __hadd(p[{value}], p[1]); }}\n'
-    )
+    body = f"p[0] = __hadd(p[{value}], p[1]);"
+    source = f'// {value}\n{PREFIX}extern "C" __global__ void k(__half* p) {{ {body} }}\n'
     return CompileRequest(source, "k", "sm_90a")
 
 
@@ -147,7 +146,7 @@ def test_precompiled_headers_change_no_instruction() -> None:
     requests = [halves(value) for value in (2, 3, 4)]
     with CompilePool(jobs=1) as pool:
         results = pool.build(requests)
-        assert list(Path(pool._folder.name).rglob("*.pch"))  # it was really used
+        assert len(list(Path(pool._folder.name).rglob("*.pch"))) == 1  # made once, and used
     if find_nvdisasm() is None:
         pytest.skip("no nvdisasm")
     for request, result in list(zip(requests, results, strict=True))[1:]:
@@ -159,9 +158,14 @@ def test_precompiled_headers_change_no_instruction() -> None:
 
 def test_only_wheel_headers_may_be_precompiled(tmp_path: Path) -> None:
     (tmp_path / "own.hpp").write_text("#define OWN 1\n")
-    after = f'{PREFIX}#include "own.hpp"\n'
-    before = '#include "own.hpp"\n' + PREFIX
-    for source, expected in [(after, PREFIX.partition("#pragma")[0]), (before, None), ("", None)]:
+    commented = f"// kernel 7\n//   of many\n\n{PREFIX}"
+    for source, expected in [
+        (f'{PREFIX}#include "own.hpp"\n', "#include <cuda_fp16.h>"),
+        (commented, "#include <cuda_fp16.h>"),
+        (f"#define WIDE  // for this\n{PREFIX}", "#define WIDE\n#include <cuda_fp16.h>"),
+        (f'#include "own.hpp"\n{PREFIX}', None),
+        ("#include <cuda_fp16.h>\n", None),
+    ]:
         request = CompileRequest(source, "k", "sm_80", include_dirs=(tmp_path,))
         assert header_prefix(request) == expected
 
