@@ -1,8 +1,8 @@
 """Records of benchmark and test runs: one JSON object per line.
 
-The first row says what was measured and where: gpu, driver, torch, toolchain, commit, command, date.
-Every further row is one case: sec, cfg, and numbers (us, us_graph, tflops, gbps, err, ...). Sections
-and cfg names are those of the peers' records, so that files can be compared row by row.
+The first row says what was measured and where: gpu, driver, torch, toolchain, commit, command and
+date. Every further row is one case: sec, cfg, and numbers (us, us_graph, tflops, gbps, err, ...).
+Sections and cfg names are those of the peers' records, so that files compare row by row.
 """
 
 from __future__ import annotations

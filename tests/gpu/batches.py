@@ -24,7 +24,7 @@ from cute_attn import (
     sliding_window,
     soft_cap,
 )
-from tests.gpu.grid import Case
+from tests.gpu.grid import LENGTHS, Case
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 WINDOW_MARGIN = 512
@@ -147,12 +147,25 @@ class Maker:
         return given, k, v
 
 
-def make_batch(case: Case, device: torch.device, longest: int = 1 << 30) -> Batch:
-    """Builds a case; lengths of at most `longest`."""
+def make_batch(
+    case: Case,
+    device: torch.device,
+    longest: int = LENGTHS[-1],
+    requests: list[tuple[int, int]] | None = None,
+) -> Batch:
+    """Builds a case.
+
+    Args:
+        case: of the grid, or made by hand.
+        device: where.
+        longest: cuts the case's lengths.
+        requests: (q_len, kv_len) pairs instead of the case's own.
+    """
     maker = Maker(case, device)
     if case.table == "bsr":
         return _block_sparse(maker)
-    q_lens, kv_lens = (list(x) for x in zip(*case.requests(longest), strict=True))
+    pairs = case.requests(longest) if requests is None else requests
+    q_lens, kv_lens = [q for q, _ in pairs], [kv for _, kv in pairs]
     q = maker.q(sum(q_lens))
     keys = [maker.normal(n, maker.heads, maker.dim) for n in kv_lens]
     values = [maker.normal(n, maker.heads, maker.dim) for n in kv_lens]

@@ -11,7 +11,7 @@ import torch
 from cute_attn import BatchAttention, Problem
 from tests.gpu import oracle64
 from tests.gpu.batches import DTYPES, Batch, make_batch, nans, variant_of
-from tests.gpu.grid import SMALL_ROWS, Case
+from tests.gpu.grid import LENGTHS, SMALL_ROWS, Case
 
 BOUNDS = {"bf16": 4e-3, "fp16": 6e-4}
 ROW_BOUND = 2e-2
@@ -124,7 +124,7 @@ class Output:
 
 
 def check_case(
-    case: Case, device: torch.device, arch: str | None, longest: int = 1 << 30
+    case: Case, device: torch.device, arch: str | None, longest: int = LENGTHS[-1]
 ) -> tuple[Errors, BatchAttention]:
     """Plans and runs a case twice, and measures it.
 

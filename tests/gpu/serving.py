@@ -1,0 +1,88 @@
+"""The common serving case for tests of behaviour: 8/2 heads, head_dim 128, bf16, causal."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from cute_attn import BatchAttention
+from tests.gpu import oracle64
+from tests.gpu.batches import Batch, make_batch
+from tests.gpu.check import BOUNDS, LSE_BOUND, ROW_BOUND
+from tests.gpu.grid import FAMILIES, Case
+
+QO_HEADS, KV_HEADS, DIM = 8, 2, 128
+DTYPE = torch.bfloat16
+PAGE_SIZE = 16
+
+EVERYTHING = [
+    (1, 5000), (129, 1024), (0, 17), (1, 1), (97, 97), (1, 0), (17, 2), (1, 129), (5, 900),
+]  # fmt: skip
+"""Decodes, a prefill, chunks, empty requests and more queries than keys."""
+
+
+def serving_case(*, page_size: int = PAGE_SIZE, seed: int = 0) -> Case:
+    """The case; its requests are given to `serving_batch`."""
+    return Case(
+        family=FAMILIES[0],
+        schedule="",
+        variant="causal",
+        page_size=page_size,
+        table="csr" if page_size else "ragged",
+        device_table=False,
+        memory="packed",
+        layout="NHD",
+        batch="decode",
+        lse=True,
+        num_kv_heads=KV_HEADS,
+        window_left=0,
+        soft_cap=0.0,
+        seed=seed,
+    )
+
+
+def serving_batch(
+    requests: list[tuple[int, int]],
+    device: torch.device,
+    *,
+    page_size: int = PAGE_SIZE,
+    seed: int = 0,
+) -> Batch:
+    """Tensors for (q_len, kv_len) pairs, poisoned."""
+    return make_batch(serving_case(page_size=page_size, seed=seed), device, requests=requests)
+
+
+def serving_attention(device: torch.device, **options: Any) -> BatchAttention:
+    """The wrapper."""
+    return BatchAttention(QO_HEADS, KV_HEADS, DIM, dtype=DTYPE, device=device, **options)
+
+
+def random_requests(seed: int, count: int, longest_q: int, longest_kv: int) -> list[Any]:
+    """(q_len, kv_len) pairs: decodes with longest_q = 1, else any mix; some are empty."""
+    rng = random.Random(seed)
+    pairs = []
+    for _ in range(count):
+        q = rng.choice((1, 1, rng.randint(0, longest_q)))
+        pairs.append((q, rng.choice((0, rng.randint(1, longest_kv), rng.randint(1, 64)))))
+    return pairs
+
+
+def assert_right(
+    batch: Batch, out: torch.Tensor, lse: torch.Tensor | None = None, q: torch.Tensor | None = None
+) -> float:
+    """Compares with the oracle; returns the error.
+
+    Args:
+        batch: what was run.
+        out, lse: results.
+        q: queries, where they are not the batch's.
+    """
+    want, want_lse = oracle64.attend_batch(
+        batch.q if q is None else q, batch.q_lens, batch.keys, batch.values, causal=True
+    )
+    err, row, far, exact = oracle64.errors(out, lse, want, want_lse)
+    assert err <= BOUNDS["bf16"] and row <= ROW_BOUND and far <= LSE_BOUND, (err, row, far)
+    assert exact
+    return err
