@@ -252,9 +252,9 @@ class CudaBatch:
 
         binding = kernels.bindings.get((k.data_ptr(), 0 if v is None else v.data_ptr()))
         if binding is None or not binding.fits(k, v):
-            binding = kernels.bind(k, v, self._step)
-        if binding.paging is not self._paging:
-            kernels.fill(binding, k, v, self._step, self._paging, self._partials[0])
+            binding = kernels.bind(k, v, self._step, self._paging, self._partials[0])
+        elif binding.paging is not self._paging:
+            kernels.rebind(binding, k, v, self._step, self._paging, self._partials[0])
         if binding.capacity < self._step.kv_needed:
             refuse_kv(self._step, binding.capacity)
         if binding.scalars is not scalars:

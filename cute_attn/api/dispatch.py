@@ -12,6 +12,7 @@ Where the Hopper kernel has no row in its table for the head dims, ampere_tile f
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cute_attn import ampere, hopper
 from cute_attn.codegen.source import GeneratedKernel
@@ -162,6 +163,6 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     return hopper.emit(spec) if spec.schedule == HOPPER_TILE else ampere.emit(spec)
 
 
-def with_tile(spec: KernelSpec, **overrides: int) -> KernelSpec:
+def with_tile(spec: KernelSpec, **overrides: Any) -> KernelSpec:
     """`spec` with fields of its tile replaced: q, kv, stages, threads, blocks_per_sm, ..."""
     return replace(spec, tile=replace(spec.tile, **overrides))

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
+from typing import Any
 
 from cute_attn.api import dispatch
 from cute_attn.api.arguments import Arguments
+from cute_attn.codegen.kernels import emit_merge
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.runtime.build import build_kernel
@@ -112,7 +114,7 @@ def request_of(generated: GeneratedKernel) -> CompileRequest:
     )
 
 
-def build(spec: KernelSpec, **tile: int) -> Kernel:
+def build(spec: KernelSpec, **tile: Any) -> Kernel:
     """Generates and compiles the kernel of a spec (from the cache, if it is there).
 
     Args:
@@ -153,23 +155,32 @@ def warmup(
 ) -> list[CompiledKernel]:
     """Compiles many kernels in parallel processes, so that later calls find them in the cache.
 
+    With a spec comes the merge kernel that follows it.
+
     Args:
         specs: specs, or generated kernels.
         jobs: processes; None takes as many as CPUs and free memory allow.
-        progress: called as progress(done, total, result) after each kernel.
+        progress: called as progress(done, total, result) after each kernel, merges included.
 
     Returns:
-        the kernels in the order of `specs`.
+        the kernels in the order of `specs`, without the merges.
 
     Raises:
         UnsupportedSpecError: a spec cannot be generated; nothing is compiled then.
         CompileError, ToolchainError: of the first kernel that failed, after all were tried.
     """
+    specs = list(specs)
     generated = [dispatch.emit(s) if isinstance(s, KernelSpec) else s for s in specs]
-    results = compile_many([request_of(g) for g in generated], jobs, progress)
+    merges = [merge_of(s) for s in specs if isinstance(s, KernelSpec)]
+    requests = [request_of(g) for g in [*generated, *dict.fromkeys(merges)]]
     compiled = []
-    for result in results:
+    for result in compile_many(requests, jobs, progress):
         if isinstance(result, Exception):
             raise result
         compiled.append(result)
-    return compiled
+    return compiled[: len(specs)]
+
+
+def merge_of(spec: KernelSpec) -> GeneratedKernel:
+    """The merge that follows the kernel of `spec`."""
+    return emit_merge(spec.arch, spec.dtype, spec.head_dim_vo, spec.tile.q, spec.group)

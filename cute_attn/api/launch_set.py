@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from cute_attn.api import checks
 from cute_attn.api.arguments import Arguments, FieldWriter
-from cute_attn.api.kernel import build, build_generated
+from cute_attn.api.kernel import build, build_generated, merge_of
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import Step
 from cute_attn.api.tensor_maps import kv_map
 from cute_attn.codegen.attention_params import page_division
-from cute_attn.codegen.kernels import emit_merge, merge_grid
+from cute_attn.codegen.kernels import merge_grid
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.formats import KVViews
 from cute_attn.runtime.tensor_map import TensorMapEncoder, TensorMapSpec
@@ -46,11 +49,13 @@ class Binding:
         paging: what it holds of the KV format, or None: to be filled.
         scalars: values of the variant's scalars that are in it.
         capacity: ragged: KV rows; paged: pages.
+        encoders: of the tensor maps of K and V, if the kernel has them.
+        v_offset: bytes from K to V where both are in one tensor.
     """
 
     __slots__ = (
         "_dtype", "_k_shape", "_k_strides", "_v_shape", "_v_strides",
-        "arguments", "capacity", "paging", "scalars",
+        "arguments", "capacity", "encoders", "paging", "scalars", "v_offset",
     )  # fmt: skip
 
     def __init__(self, arguments: Arguments, k: torch.Tensor, v: torch.Tensor | None) -> None:
@@ -58,6 +63,8 @@ class Binding:
         self.paging: Paging | None = None
         self.scalars: dict[str, float | int] | None = None
         self.capacity = 0
+        self.encoders: tuple[TensorMapEncoder, TensorMapEncoder] | None = None
+        self.v_offset = 0
         self._k_shape, self._k_strides, self._dtype = k.shape, k.stride(), k.dtype
         self._v_shape = None if v is None else v.shape
         self._v_strides = None if v is None else v.stride()
@@ -85,9 +92,7 @@ class LaunchSet:
         self.spec = spec
         self.num_blocks = num_blocks
         self.kernel = build(spec)
-        self.merge = build_generated(
-            emit_merge(spec.arch, spec.dtype, spec.head_dim_vo, spec.tile.q, spec.group)
-        )
+        self.merge = build_generated(merge_of(spec))
         self.launch = self.kernel.launcher(index).launch
         self.launch_merge = self.merge.launcher(index).launch
         self.merge_grid = merge_grid(spec.head_dim_vo, spec.tile.q, num_blocks)
@@ -100,37 +105,70 @@ class LaunchSet:
         rows = FieldWriter(self.merge.generated.params, _MERGE_ROWS)
         self.pack_merge_rows, self.merge_rows_offset = rows.pack_into, rows.offset
         self.bindings: dict[tuple[int, int], Binding] = {}
+        self._by_shape: dict[tuple[Any, ...], Binding] = {}
         self._encoders: dict[TensorMapSpec, TensorMapEncoder] = {}
 
-    def bind(self, k: torch.Tensor, v: torch.Tensor | None, step: Step) -> Binding:
-        """An argument block for K and V that were not seen before, or were reshaped."""
-        self._shape.kv(step.kv_format, k, v)
+    def bind(
+        self, k: torch.Tensor, v: torch.Tensor | None, step: Step, paging: Paging, spare: int
+    ) -> Binding:
+        """An argument block for K and V that were not seen before, or were reshaped.
+
+        Args:
+            k, v: as given by the caller.
+            step: the planned step.
+            paging: of the step.
+            spare: an address that stands in for that of an empty tensor.
+        """
+        key = (k.data_ptr(), 0 if v is None else v.data_ptr())
+        layout = (*_layout(k), *(() if v is None else _layout(v)))
+        known = self._by_shape.get(layout)
+        binding = Binding(self.kernel.arguments(), k, v)
+        if known is None or known.paging is not paging or not self._move(binding, known, *key):
+            self._fill(binding, self._shape.kv(step.kv_format, k, v), paging, spare)
         if len(self.bindings) >= _MAX_BINDINGS:  # KV that moves from call to call
             self.bindings.clear()
-        binding = Binding(self.kernel.arguments(), k, v)
-        self.bindings[k.data_ptr(), 0 if v is None else v.data_ptr()] = binding
+            self._by_shape.clear()
+        self.bindings[key] = self._by_shape[layout] = binding
         return binding
 
-    def fill(
+    def _move(self, binding: Binding, known: Binding, k_address: int, v_address: int) -> bool:
+        """Fills a block for other addresses with what is known of the same shapes and strides.
+
+        Returns:
+            False if the addresses need the full checks.
+        """
+        v_address = v_address or k_address + known.v_offset
+        if not k_address or (k_address | v_address) % checks.VECTOR_BYTES:
+            return False
+        address = binding.arguments.address
+        ctypes.memmove(address, known.arguments.address, self._params.size)
+        if known.encoders is None:
+            binding.arguments.set(k=k_address, v=v_address)
+        else:
+            for name, encoder, pointer in zip(
+                ("k_map", "v_map"), known.encoders, (k_address, v_address), strict=True
+            ):
+                encoder.write(address + self._params.offsets[name], pointer)
+        binding.encoders, binding.v_offset = known.encoders, known.v_offset
+        binding.paging, binding.capacity = known.paging, known.capacity
+        binding.scalars = known.scalars
+        return True
+
+    def rebind(
         self,
         binding: Binding,
         k: torch.Tensor,
         v: torch.Tensor | None,
         step: Step,
         paging: Paging,
-        spare_address: int,
+        spare: int,
     ) -> None:
-        """Writes everything of an argument block but rows and scalars.
+        """Fills the block anew after a plan with another KV format; arguments as for `bind`."""
+        self._fill(binding, self._shape.kv(step.kv_format, k, v), paging, spare)
 
-        Args:
-            binding: of k and v.
-            k, v: as given by the caller.
-            step: the planned step.
-            paging: of the step.
-            spare_address: stands in for the address of an empty tensor.
-        """
+    def _fill(self, binding: Binding, views: KVViews, paging: Paging, spare: int) -> None:
+        """Writes everything of an argument block but rows and scalars."""
         shape, arguments = self._shape, binding.arguments
-        views = shape.kv(step.kv_format, k, v)
         arguments.set(
             num_kv_heads=shape.num_kv_heads,
             sm_scale=shape.sm_scale,
@@ -146,7 +184,7 @@ class LaunchSet:
                 page_shift=shift,
             )
         if "k_map" in self._params.offsets:
-            self._fill_maps(arguments, views, spare_address)
+            binding.encoders = self._fill_maps(arguments, views, spare)
         else:
             of_k, of_v = views.k_strides, views.v_strides
             arguments.set(
@@ -159,11 +197,14 @@ class LaunchSet:
                 v_token_stride=of_v.token,
                 v_head_stride=of_v.head,
             )
+        binding.v_offset = views.v.data_ptr() - views.k.data_ptr()
         binding.capacity = int(views.k.shape[0])
         binding.paging = paging
         binding.scalars = None
 
-    def _fill_maps(self, arguments: Arguments, views: KVViews, spare_address: int) -> None:
+    def _fill_maps(
+        self, arguments: Arguments, views: KVViews, spare: int
+    ) -> tuple[TensorMapEncoder, TensorMapEncoder]:
         box_rows = self.spec.tile.kv
         k, v = views.k, views.v
         if views.page_size:
@@ -171,12 +212,21 @@ class LaunchSet:
             arguments.set(box_rows=box_rows)
         else:
             k, v = k.unsqueeze(0), v.unsqueeze(0)
-        for name, view in (("k_map", k), ("v_map", v)):
-            map_spec = kv_map(view, box_rows)
-            encoder = self._encoders.get(map_spec)
-            if encoder is None:
-                if len(self._encoders) >= _MAX_BINDINGS:  # ragged KV of ever new lengths
-                    self._encoders.clear()
-                encoder = self._encoders[map_spec] = TensorMapEncoder(map_spec)
-            address = view.data_ptr() or spare_address
-            encoder.write(arguments.address + self._params.offsets[name], address)
+        encoders = self._encoder(k, box_rows), self._encoder(v, box_rows)
+        for name, view, encoder in zip(("k_map", "v_map"), (k, v), encoders, strict=True):
+            target = arguments.address + self._params.offsets[name]
+            encoder.write(target, view.data_ptr() or spare)
+        return encoders
+
+    def _encoder(self, view: torch.Tensor, box_rows: int) -> TensorMapEncoder:
+        map_spec = kv_map(view, box_rows)
+        encoder = self._encoders.get(map_spec)
+        if encoder is None:
+            if len(self._encoders) >= _MAX_BINDINGS:  # ragged KV of ever new lengths
+                self._encoders.clear()
+            encoder = self._encoders[map_spec] = TensorMapEncoder(map_spec)
+        return encoder
+
+
+def _layout(x: torch.Tensor) -> tuple[Any, ...]:
+    return x.shape, x.stride(), x.dtype, x.get_device()

@@ -118,6 +118,27 @@ def test_layers_keep_their_argument_blocks(fake_gpu: Any) -> None:
     ]
 
 
+@pytest.mark.parametrize("one_tensor", [False, True])
+@pytest.mark.parametrize("rows", [1, 100])
+def test_a_moved_cache_gets_the_same_block_but_for_addresses(
+    fake_gpu: Any, rows: int, one_tensor: bool
+) -> None:
+    batch = fake_gpu.batch(8, 2, 128)
+    batch.plan([0, rows], PagedKV([0, 7], range(7), [16], 16))
+    q, caches = zeros(rows, 8, 128), [zeros(9, 2, 16, 2, 128) for _ in range(2)]
+    kinds = ("k_map", "v_map") if rows > 16 else ("k", "v")
+    for cache in caches:
+        batch.run(q, *([cache] if one_tensor else cache.unbind(1)), out=torch.zeros_like(q))
+    first, second = (dict(launch.params) for launch in fake_gpu.launches[-2:])
+    for cache, params in zip(caches, (first, second), strict=True):
+        for name, part in zip(kinds, cache.unbind(1), strict=True):
+            value = params.pop(name)
+            address = value if isinstance(value, int) else int.from_bytes(bytes(value), "little")
+            assert address == part.data_ptr()
+    first["out"] = second["out"]
+    assert first == second
+
+
 def test_the_same_address_with_another_shape_is_checked_again(fake_gpu: Any) -> None:
     batch = fake_gpu.batch(8, 2, 128)
     batch.plan(*decode(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class Pool:
         order = np.random.default_rng(seed).permutation(self.pages)[: sum(counts)]
         indptr = np.cumsum([0, *counts])
         last = [n - (c - 1) * PAGE if n else 0 for n, c in zip(kv_len, counts, strict=True)]
-        own = [order[a:b] for a, b in zip(indptr[:-1], indptr[1:], strict=True)]
+        own = [order[a:b] for a, b in itertools.pairwise(indptr)]
         return PagedKV(indptr, order.astype(np.int32), last, PAGE), own
 
 

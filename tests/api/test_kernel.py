@@ -1,0 +1,134 @@
+"""Which kernel is chosen, and `build`, `warmup` and their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cute_attn import (
+    BatchAttention,
+    Problem,
+    RaggedKV,
+    UnsupportedSpecError,
+    build,
+    causal,
+    choose,
+    full,
+    supports,
+    warmup,
+)
+from cute_attn.api import dispatch, launch_set
+from cute_attn.api.kernel import _build, build_generated
+from cute_attn.codegen.kernels import emit_append, emit_merge
+from cute_attn.runtime import CacheMissError, ToolchainError, forget_kernels
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache of its own, and nothing in memory."""
+
+    def forget() -> None:
+        forget_kernels()
+        _build.cache_clear()
+        build_generated.cache_clear()
+
+    monkeypatch.setenv("CUTE_ATTN_CACHE_DIR", str(tmp_path))
+    forget()
+    yield tmp_path
+    forget()
+
+
+def problem(arch: str, page_size: int | None = 16, dim: int = 128, group: int = 4) -> Problem:
+    return Problem(arch, "bf16", dim, dim, group, causal(), page_size)
+
+
+@pytest.mark.parametrize(
+    ("arch", "page_size", "small", "expected"),
+    [
+        ("sm_90a", 16, False, ("sm_90a", "hopper_tile", "paged")),
+        ("sm_90a", 40, False, ("sm_90a", "hopper_tile", "gather")),
+        ("sm_90a", 1, False, ("sm_90a", "hopper_tile", "gather")),
+        ("sm_90a", None, False, ("sm_90a", "hopper_tile", "ragged")),
+        ("sm_90a", 16, True, ("sm_90", "ampere_decode", "paged")),
+        ("sm_90", None, False, ("sm_90", "ampere_tile", "ragged")),
+        ("sm_80", 3, False, ("sm_80", "ampere_tile", "paged")),
+        ("sm_86", 3, True, ("sm_86", "ampere_decode", "paged")),
+        ("sm_87", None, False, ("sm_86", "ampere_tile", "ragged")),
+        ("sm_89", None, True, ("sm_89", "ampere_decode", "ragged")),
+    ],
+)
+def test_choice(arch: str, page_size: int | None, small: bool, expected: tuple[str, ...]) -> None:
+    spec = choose(problem(arch, page_size), small=small)
+    assert (spec.arch, spec.schedule, spec.loader) == expected
+    assert supports(spec) == []
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a"])
+def test_every_supported_size_has_a_tile(arch: str, small: bool, dim: int) -> None:
+    assert supports(choose(problem(arch, dim=dim), small=small)) == []
+
+
+def test_refusals_give_all_reasons() -> None:
+    with pytest.raises(UnsupportedSpecError) as caught:
+        choose(problem("sm_90a", dim=80), small=True)
+    text = str(caught.value)
+    assert all(s in text for s in ("ampere_decode: ", "hopper_tile: ", "ampere_tile: ", "80"))
+    with pytest.raises(UnsupportedSpecError, match=r"GPU of sm_100a.*\n.*arch is 'sm_100a'"):
+        choose(problem("sm_100a"), small=False)
+
+
+def test_tile_overrides_are_part_of_the_spec() -> None:
+    spec = choose(problem("sm_80"), small=False)
+    other = dispatch.with_tile(spec, stages=spec.tile.stages + 1, blocks_per_sm=1)
+    assert other != spec and other.tile.stages == spec.tile.stages + 1
+    assert supports(dispatch.with_tile(spec, stages=100)) != []
+    with pytest.raises(UnsupportedSpecError, match="shared memory"):
+        build(spec, stages=100)
+
+
+def test_a_built_kernel_shows_what_it_is(empty_cache: Path) -> None:
+    kernel = build_generated(emit_merge("sm_90a", "bf16", 128, 16, 4))
+    assert kernel.resources.registers > 0 and kernel.lint() == []
+    assert kernel.name in kernel.source and kernel.name in repr(kernel)
+    assert build_generated(emit_merge("sm_90a", "bf16", 128, 16, 4)) is kernel
+    arguments = kernel.arguments()
+    arguments.set(num_kv_heads=3)
+    assert arguments.address % 128 == 0 and arguments.fields.num_kv_heads == 3
+    with pytest.raises(AttributeError, match="num_heads"):
+        arguments.set(num_heads=3)
+
+
+def test_warmup_fills_the_cache(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = [emit_append("sm_80", "bf16", 64, 64), emit_append("sm_86", "fp16", 64, 64)]
+    seen: list[int] = []
+    done = warmup(kernels, jobs=1, progress=lambda count, total, result: seen.append(count))
+    assert [kernel.name for kernel in done] == [g.name for g in kernels] and seen == [1, 2]
+    forget_kernels()
+    monkeypatch.setenv("CUTE_ATTN_NO_COMPILE", "1")
+    assert all(build_generated(g).compiled.from_cache for g in kernels)
+    with pytest.raises(CacheMissError, match="CUTE_ATTN_NO_COMPILE=1"):
+        build_generated(emit_append("sm_89", "fp16", 64, 64))
+
+
+def test_without_a_compiler_plan_says_what_to_install(
+    fake_gpu: Any, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(launch_set, "build", build)
+    monkeypatch.setenv("CUTE_ATTN_WHEELS", str(tmp_path))  # where there are none
+    batch = fake_gpu.batch(8, 2, 128)
+    with pytest.raises(ToolchainError, match="pip install"):
+        batch.plan([0, 1], RaggedKV([0, 1]))
+    assert batch.last_plan is None and fake_gpu.uploads == 0
+
+
+def test_a_variant_by_name_is_the_variant() -> None:
+    assert dispatch.named_variant("full") == full()
+    batch = BatchAttention(2, 2, 64, variant=causal(), device="cpu")
+    q = torch.ones(2, 2, 64, dtype=torch.bfloat16)
+    assert torch.equal(batch.plan([0, 2], RaggedKV([0, 2])).run(q, q, q), q)
