@@ -92,6 +92,8 @@ class RequestBatch:
             if int(array.view(np.uint64).max()) > _INT32_MAX:
                 at = int(np.flatnonzero((array < 0) | (array > _INT32_MAX))[0])
                 raise ValueError(f"{name}[{at}] is {array[at]}; it takes 0 .. {_INT32_MAX}")
+        if int(self.kv_len.max()) >= UNBOUNDED:
+            raise ValueError(f"kv_len is {int(self.kv_len.max())}; it must be below {UNBOUNDED}")
         # The kernels compute shift + token +- window in int32.
         first = self.q_pos - self.kv_pos
         last = first + self.q_len
@@ -102,8 +104,6 @@ class RequestBatch:
                 f"{self.kv_pos[at]}; query positions relative to the first key must lie within "
                 f"+-{UNBOUNDED}"
             )
-        if int(self.kv_len.max()) >= UNBOUNDED:
-            raise ValueError(f"kv_len is {int(self.kv_len.max())}; it must be below {UNBOUNDED}")
 
     @classmethod
     def from_lengths(cls, q_len: Any, kv_len: Any) -> RequestBatch:
