@@ -30,7 +30,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
 from filelock import FileLock, Timeout
 
 from cute_attn.runtime import env, headers
@@ -82,7 +81,12 @@ def cache_key(request: CompileRequest, toolchain: Toolchain) -> str:
 
 def default_directory() -> Path:
     """``CUTE_ATTN_CACHE_DIR``, else the user's cache directory (``~/.cache/cute_attn``)."""
-    return env.CACHE_DIR.get() or Path(platformdirs.user_cache_dir("cute_attn", appauthor=False))
+    named = env.CACHE_DIR.get()
+    if named is not None:
+        return named
+    import platformdirs  # not needed where a carried cache is named
+
+    return Path(platformdirs.user_cache_dir("cute_attn", appauthor=False))
 
 
 class DiskCache:
