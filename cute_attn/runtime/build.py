@@ -1,7 +1,7 @@
 """From a request to a kernel: memory, read-only caches, the disk cache, and only then a compiler.
 
-Callers need `build_kernel` only. One process compiles a key at a
-time (a lock per key, looked up again once held); a line is logged before every compile.
+Callers need `build_kernel` only. One process compiles a key at a time (a lock per key, looked up
+again once held); a line is logged before every compile.
 """
 
 from __future__ import annotations

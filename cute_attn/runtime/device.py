@@ -71,8 +71,6 @@ def device_info(index: int = 0) -> DeviceInfo:
     cuda.call("cuDeviceGetName", name, len(name), device)
     memory = ctypes.c_size_t()
     cuda.call("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
-    version = ctypes.c_int()
-    cuda.call("cuDriverGetVersion", ctypes.byref(version))
     attribute = cuda.device_attribute
     return DeviceInfo(
         index=index,
@@ -87,7 +85,7 @@ def device_info(index: int = 0) -> DeviceInfo:
         registers_per_sm=attribute("max_registers_per_multiprocessor", index),
         l2_bytes=attribute("l2_cache_size", index),
         memory_bytes=memory.value,
-        driver=f"{version.value // 1000}.{version.value % 1000 // 10}",
+        driver=cuda.version(),
     )
 
 

@@ -63,6 +63,12 @@ class Driver:
         self.lib.cuGetErrorString(status, ctypes.byref(text))
         return f"{(name.value or b'unknown').decode()} ({status}): {(text.value or b'').decode()}"
 
+    def version(self) -> str:
+        """CUDA version that the driver speaks, e.g. "13.0"."""
+        number = ctypes.c_int()
+        self.call("cuDriverGetVersion", ctypes.byref(number))
+        return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
     def device(self, index: int) -> ctypes.c_int:
         """CUdevice of ordinal ``index`` in this process (after CUDA_VISIBLE_DEVICES)."""
         device = ctypes.c_int()

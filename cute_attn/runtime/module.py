@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 
 from cute_attn.runtime.device import device_info, supports_arch
-from cute_attn.runtime.driver import FUNCTION_ATTRIBUTES, driver
+from cute_attn.runtime.driver import FUNCTION_ATTRIBUTES, Driver, driver
 from cute_attn.runtime.errors import DriverError
 
 
@@ -56,16 +56,37 @@ class Module:
         cuda = driver()
         with self._lock:
             if not self._kernel:
-                none = (None, None, 0)  # no JIT options, no library options
-                cuda.call(
-                    "cuLibraryLoadData", ctypes.byref(self._library), self._cubin, *none, *none
-                )
+                self._load_library(cuda)
                 kernel = ctypes.c_void_p()
                 cuda.call(
                     "cuLibraryGetKernel", ctypes.byref(kernel), self._library, self.name.encode()
                 )
                 self._kernel = kernel.value or 0
         return self._kernel
+
+    def _load_library(self, cuda: Driver) -> None:
+        none = (None, None, 0)  # no JIT options, no library options
+        library = ctypes.byref(self._library)
+        try:
+            cuda.call("cuLibraryLoadData", library, self._cubin, *none, *none)
+        except DriverError as error:
+            version = cuda.version()
+            raise DriverError(
+                f"kernel {self.name} for {self.arch} does not load: {error}. The driver speaks CUDA "
+                f"{version}; it takes cubins of compilers up to its own major version",
+                error.code,
+            ) from error
+
+    def unload(self) -> None:
+        """Free the driver's copy. No `Launcher` of this module may be used after; `load` loads
+        anew.
+        """
+        with self._lock:
+            if self._kernel:
+                self._kernel = 0
+                self._smem_limit.clear()
+                driver().call("cuLibraryUnload", self._library)
+                self._library = ctypes.c_void_p()
 
     def attributes(self, device: int = 0) -> KernelAttributes:
         """Registers, memory and limits of the kernel on GPU ``device``."""

@@ -102,7 +102,7 @@ class Toolchain:
 class _Layout:
     """How one CUDA major version spreads over wheels; paths relative to the site directory."""
 
-    nvrtc_glob: str
+    nvrtc: str
     nvrtc_package: str
     include_dirs: tuple[str, ...]
     header_packages: tuple[str, ...]
@@ -112,7 +112,7 @@ class _Layout:
 
 _LAYOUTS = (
     _Layout(
-        nvrtc_glob="nvidia/cu13/lib/libnvrtc.so.13",
+        nvrtc="nvidia/cu13/lib/libnvrtc.so.13",
         nvrtc_package="nvidia-cuda-nvrtc",
         include_dirs=("nvidia/cu13/include", "nvidia/cu13/include/cccl"),
         header_packages=("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl"),
@@ -120,7 +120,7 @@ _LAYOUTS = (
         ptxas_package="nvidia-cuda-nvcc",
     ),
     _Layout(
-        nvrtc_glob="nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
+        nvrtc="nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
         nvrtc_package="nvidia-cuda-nvrtc-cu12",
         include_dirs=(
             "nvidia/cuda_runtime/include",
@@ -148,22 +148,20 @@ def site_dirs() -> tuple[Path, ...]:
 
 def _cutlass(roots: tuple[Path, ...]) -> tuple[Path, Path] | None:
     """(site directory, include directory) of the nvidia-cutlass wheel."""
-    for root in roots:
-        if (root / "cutlass_library/source/include").is_dir():
-            return root, root / "cutlass_library/source/include"
     spec = importlib.util.find_spec("cutlass_library")  # finds it without importing it
-    for location in (spec.submodule_search_locations or ()) if spec else ():
-        include = Path(location) / "source/include"
-        if include.is_dir():
-            return Path(location).parent, include
+    locations = (spec.submodule_search_locations or ()) if spec else ()
+    for root in (*roots, *(Path(location).parent for location in locations)):
+        include = root / "cutlass_library/source/include"
+        if include.is_dir() and headers.wheel_version(root, "nvidia-cutlass"):
+            return root, include
     return None
 
 
 def _in_layout(layout: _Layout, root: Path, missing: list[str]) -> Iterator[Toolchain]:
-    nvrtc = root / layout.nvrtc_glob
+    nvrtc = root / layout.nvrtc
     if not nvrtc.is_file():
         return
-    version = headers.wheel_version(root, layout.nvrtc_package) or nvrtc.name.rpartition(".")[2]
+    version = headers.wheel_version(root, layout.nvrtc_package)
     include_dirs = tuple(root / part for part in layout.include_dirs if (root / part).is_dir())
     absent = [
         name
@@ -173,9 +171,10 @@ def _in_layout(layout: _Layout, root: Path, missing: list[str]) -> Iterator[Tool
     cutlass = _cutlass((root, *site_dirs()))
     if cutlass is None:
         absent.append("cutlass/cutlass.h (wheel nvidia-cutlass)")
-    if absent or cutlass is None:
+    if absent or cutlass is None or version is None:
+        what = f"headers {', '.join(absent)}" if absent else "its wheel's dist-info"
         missing.append(
-            f"NVRTC {version} in {root} lacks headers {', '.join(absent)} "
+            f"NVRTC {version or nvrtc} in {root} lacks {what} "
             f"(wheels {', '.join(layout.header_packages)})"
         )
         return
@@ -219,9 +218,7 @@ def version_key(version: str) -> tuple[int, ...]:
 
 
 def rank(toolchain: Toolchain) -> tuple[int, tuple[int, ...]]:
-    """Best first, by the speed of the attention prototype on an H200: 608, 583, 576-582 and 521
-    TFLOP/s.
-    """
+    """Sort key, best first: an attention prototype ran at 608, 583, 576-582, 521 TFLOP/s (H200)."""
     assembler = version_key(toolchain.ptxas or toolchain.nvrtc)
     if toolchain.ptxas is None and assembler >= (13, 5):
         place = 0
@@ -267,9 +264,7 @@ def read_toolchain() -> Toolchain | None:
 
 
 def wanted_toolchain(toolchain: Toolchain) -> bool:
-    """Whether ``CUTE_ATTN_TOOLCHAIN``, if it is a name, fits: a whole name, its beginning, or an
-    assembler.
-    """
+    """Whether ``CUTE_ATTN_TOOLCHAIN`` fits: a name or its beginning, or an assembler."""
     wanted = env.TOOLCHAIN.get()
     if wanted is None or wanted.endswith(".json"):
         return True

@@ -36,11 +36,22 @@ def test_a_module_loads_once_whoever_asks(fake_cuda: Any, module: Module) -> Non
 
 @pytest.mark.usefixtures("fake_cuda")
 def test_what_the_driver_refuses_is_an_error_with_its_words() -> None:
-    with pytest.raises(DriverError, match=r"cuLibraryLoadData: .*words of the driver") as caught:
+    with pytest.raises(DriverError, match=r"words of the driver.*speaks CUDA 13\.2") as caught:
         Module(b"no cubin", "k", "sm_90a").load()
     assert caught.value.code == 200
     with pytest.raises(DriverError, match="cuLibraryGetKernel"):
         Module(CUBIN, "other", "sm_90a").load()
+
+
+def test_an_unloaded_module_loads_anew(fake_cuda: Any, module: Module) -> None:
+    module.unload()
+    module.prepare(60_000)
+    module.unload()
+    module.unload()
+    assert not module.loaded
+    module.prepare(60_000)
+    load = ["load 0 0", "smem 60000 on 0"]
+    assert fake_cuda.log() == [*load, "unload", *load]
 
 
 @pytest.mark.usefixtures("fake_cuda")

@@ -136,6 +136,7 @@ def test_new_cccl_gets_the_overlay_and_another_identity(
         ("nvidia/cu13/lib/libnvrtc.so.13", "no NVRTC wheel"),
         ("nvidia/cu13/include/cccl/cuda/std/utility", "nvidia-cuda-cccl"),
         ("nvidia/cu13/include/crt/host_defines.h", "nvidia-cuda-crt"),
+        ("nvidia_cuda_nvrtc-13.5.37.dist-info/RECORD", "dist-info"),
     ],
 )
 def test_what_is_missing_is_named_with_the_line_to_install_it(
@@ -143,6 +144,8 @@ def test_what_is_missing_is_named_with_the_line_to_install_it(
 ) -> None:
     wheels.cu13("13.5.37")
     (wheels.root / missing).unlink()
+    if missing.endswith("RECORD"):
+        (wheels.root / missing).parent.rmdir()
     with pytest.raises(ToolchainError, match=r'pip install "cute-attn\[cu13\]"') as caught:
         default_toolchain()
     assert text in str(caught.value)
