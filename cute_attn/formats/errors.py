@@ -29,6 +29,11 @@ def host_integers(name: str, value: Any, ndim: int = 1) -> Int64Array:
         TypeError: not integers, or on a device.
         ValueError: wrong rank.
     """
+    return np.ascontiguousarray(_host_array(name, value, ndim), dtype=np.int64)
+
+
+def _host_array(name: str, value: Any, ndim: int) -> npt.NDArray[Any]:
+    """`value` as an integer array on the host, of the type it has."""
     if device_type(value) != "cpu":
         raise TypeError(
             f"{name} is on device {value.device}; it takes a host array (list, NumPy array or CPU "
@@ -41,7 +46,7 @@ def host_integers(name: str, value: Any, ndim: int = 1) -> Int64Array:
         raise TypeError(f"{name} has dtype {array.dtype}; it takes integers")
     if array.ndim != ndim:
         raise ValueError(f"{name} has shape {array.shape}; it takes a {ndim}-D array")
-    return np.ascontiguousarray(array, dtype=np.int64)
+    return array
 
 
 def indptr(name: str, value: Any) -> Int64Array:
@@ -66,14 +71,19 @@ def indptr(name: str, value: Any) -> Int64Array:
 def page_numbers(name: str, value: Any, ndim: int) -> tuple[Any, bool]:
     """(page numbers, are they on the host?).
 
-    On the host any integer type is taken and becomes a contiguous int32 array. On a device they are
-    used in place, so they must be int32 with unit stride in the last dimension.
+    On the host any integer type is taken and becomes a contiguous int32 array (no copy if it is one
+    already). On a device they are used in place, so they must be int32 with unit stride in the last
+    dimension.
     """
     if device_type(value) == "cpu":
-        array = host_integers(name, value, ndim)
-        if array.size and (int(array.min()) < -INT32_MAX or int(array.max()) > INT32_MAX):
-            raise ValueError(f"{name} holds {array.max()}; page numbers must fit 32 bits")
-        return array.astype(np.int32), True
+        array = _host_array(name, value, ndim)
+        if array.dtype == np.int32:
+            return np.ascontiguousarray(array), True
+        narrow = array.astype(np.int32, order="C")
+        if not np.array_equal(narrow, array):
+            at = int((narrow != array).reshape(-1).argmax())
+            raise ValueError(f"{name} holds {array.reshape(-1)[at]}; page numbers must fit 32 bits")
+        return narrow, True
     if "int32" not in str(value.dtype) or "uint" in str(value.dtype):
         raise TypeError(f"{name} on {value.device} has dtype {value.dtype}; kernels read int32")
     if len(value.shape) != ndim:
