@@ -129,6 +129,7 @@ class BatchAttention:
                 schedule=schedule,
                 workspace=workspace,
             )
+        self._handle: int | None = None
         self._step: Step | None = None
         self._scalars: dict[str, float | int] = {}
         self._overrides: dict[tuple[tuple[str, float | int], ...], dict[str, float | int]] = {}
@@ -147,6 +148,15 @@ class BatchAttention:
     def kernels(self) -> tuple[Kernel, ...]:
         """Attention kernel and merge of the last step; empty before plan() and on the CPU."""
         return self._backend.kernels if isinstance(self._backend, CudaBatch) else ()
+
+    @property
+    def handle(self) -> int:
+        """Names this object in `torch.ops.cute_attn.run(handle, q, k, v, out, lse)`."""
+        if self._handle is None:
+            from cute_attn.api import torch_ops  # registers the operators
+
+            self._handle = torch_ops.register(self)
+        return self._handle
 
     def workspace_size(self, page_size: int | None = None) -> int:
         """Bytes of `workspace` that suffice for any step, whatever its lengths.
