@@ -72,15 +72,13 @@ class Module:
         except DriverError as error:
             version = cuda.version()
             raise DriverError(
-                f"kernel {self.name} for {self.arch} does not load: {error}. The driver speaks CUDA "
-                f"{version}; it takes cubins of compilers up to its own major version",
+                f"kernel {self.name} for {self.arch} does not load: {error}. The driver speaks "
+                f"CUDA {version}; it takes cubins of compilers up to its own major version",
                 error.code,
             ) from error
 
     def unload(self) -> None:
-        """Free the driver's copy. No `Launcher` of this module may be used after; `load` loads
-        anew.
-        """
+        """Free the driver's copy; no `Launcher` of this module may be used after."""
         with self._lock:
             if self._kernel:
                 self._kernel = 0
@@ -101,18 +99,20 @@ class Module:
         value = ctypes.c_int()
         cuda = driver()
         kernel = ctypes.c_void_p(self.load())
-        cuda.call(
-            "cuKernelGetAttribute", ctypes.byref(value), attribute, kernel, cuda.device(device)
-        )
+        with cuda.on_device(device):
+            cuda.call(
+                "cuKernelGetAttribute", ctypes.byref(value), attribute, kernel, cuda.device(device)
+            )
         return value.value
 
     def prepare(self, smem_bytes: int, device: int = 0) -> None:
-        """Load, and allow ``smem_bytes`` of dynamic shared memory on GPU ``device``.
+        """Load onto GPU ``device`` and allow ``smem_bytes`` of dynamic shared memory there.
+
+        After this a launch loads nothing any more, which a CUDA graph capture would not allow.
 
         Raises:
             DriverError: the GPU cannot run the cubin or has less shared memory per block.
         """
-        kernel = ctypes.c_void_p(self.load())
         if self._smem_limit.get(device, -1) >= smem_bytes:
             return
         info = device_info(device)
@@ -124,10 +124,13 @@ class Module:
                 f"kernel {self.name} wants smem_bytes={smem_bytes} per block; {info.name} has "
                 f"{info.smem_per_block_optin}"
             )
+        kernel = ctypes.c_void_p(self.load())
+        attribute = FUNCTION_ATTRIBUTES["max_dynamic_shared_size_bytes"]
         cuda = driver()
-        with self._lock:
+        with self._lock, cuda.on_device(device):
             if self._smem_limit.get(device, -1) < smem_bytes:
-                attribute = FUNCTION_ATTRIBUTES["max_dynamic_shared_size_bytes"]
+                # Lazy loading ends here: this puts the code into the device's context.
+                cuda.call("cuKernelGetFunction", ctypes.byref(ctypes.c_void_p()), kernel)
                 cuda.call(
                     "cuKernelSetAttribute", attribute, smem_bytes, kernel, cuda.device(device)
                 )

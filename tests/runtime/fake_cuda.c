@@ -10,7 +10,7 @@
 
 static char log_text[1 << 16];
 static size_t log_size;
-static _Thread_local CUcontext current;
+static _Thread_local CUcontext current, pushed_over;
 static int contexts[2];  // their addresses are the two primary contexts
 static int library, kernel;
 static int max_dynamic_smem[2] = {49152, 49152};
@@ -121,6 +121,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
 
 CUresult cuCtxPushCurrent(CUcontext context) {
   note("push %d\n", (int)((int*)context - contexts));
+  pushed_over = current;
   current = context;
   return CUDA_SUCCESS;
 }
@@ -128,7 +129,7 @@ CUresult cuCtxPushCurrent(CUcontext context) {
 CUresult cuCtxPopCurrent(CUcontext* context) {
   note("pop\n");
   *context = current;
-  current = NULL;
+  current = pushed_over;
   return CUDA_SUCCESS;
 }
 
@@ -149,6 +150,14 @@ CUresult cuLibraryUnload(CUlibrary from) {
 CUresult cuLibraryGetKernel(CUkernel* out, CUlibrary from, const char* name) {
   if (from != (CUlibrary)&library || strcmp(name, "k")) return CUDA_ERROR_NOT_FOUND;
   *out = (CUkernel)&kernel;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuKernelGetFunction(CUfunction* function, CUkernel of) {
+  if (of != (CUkernel)&kernel) return CUDA_ERROR_INVALID_HANDLE;
+  if (!current) return CUDA_ERROR_INVALID_CONTEXT;
+  note("onto %d\n", (int)((int*)current - contexts));
+  *function = (CUfunction)&kernel;
   return CUDA_SUCCESS;
 }
 

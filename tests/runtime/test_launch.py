@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cute_attn.runtime import DriverError, Launcher, Module, ParamsBlock
+from cute_attn.runtime import DriverError, Launcher, Module, ParamsBlock, current_device
 
 CUBIN = b"\x7fELF and so on"
 
@@ -44,13 +44,14 @@ def test_what_the_driver_refuses_is_an_error_with_its_words() -> None:
 
 
 def test_an_unloaded_module_loads_anew(fake_cuda: Any, module: Module) -> None:
+    fake_cuda.set_current(0)
     module.unload()
     module.prepare(60_000)
     module.unload()
     module.unload()
     assert not module.loaded
     module.prepare(60_000)
-    load = ["load 0 0", "smem 60000 on 0"]
+    load = ["load 0 0", "onto 0", "smem 60000 on 0"]
     assert fake_cuda.log() == [*load, "unload", *load]
 
 
@@ -68,8 +69,10 @@ def test_shared_memory_is_allowed_once_per_size_and_device(fake_cuda: Any, modul
     for smem in (200_000, 150_000, 200_000):
         module.prepare(smem, device=0)
     ampere.prepare(100_000, device=1)
-    assert [line for line in fake_cuda.log() if line.startswith("smem")] == [
+    assert [line for line in fake_cuda.log() if line.startswith(("onto", "smem"))] == [
+        "onto 0",
         "smem 200000 on 0",
+        "onto 1",
         "smem 100000 on 1",
     ]
     with pytest.raises(DriverError, match="smem_bytes=232449 per block; FAKE H200 has 232448"):
@@ -81,7 +84,10 @@ def test_shared_memory_is_allowed_once_per_size_and_device(fake_cuda: Any, modul
 def test_occupancy_is_asked_on_the_right_device(fake_cuda: Any, module: Module) -> None:
     fake_cuda.set_current(1)
     assert module.max_blocks_per_sm(384, 100_000, device=0) == 5
-    assert fake_cuda.log()[-4:] == ["retain 0", "push 0", "occupancy 384 100000", "pop"]
+    assert fake_cuda.log()[-3:] == ["push 0", "occupancy 384 100000", "pop"]
+    fake_cuda.set_current(1)
+    module.max_blocks_per_sm(128, 100_000, device=0)
+    assert current_device() == 1
 
 
 def test_a_launch_passes_grid_block_stream_and_the_whole_struct(
@@ -124,9 +130,8 @@ def test_a_thread_without_a_context_gets_the_devices_primary_one(
     fake_cuda.log()
     fake_cuda.set_current(None)
     launcher.launch(1, 0, params.address)
-    log = fake_cuda.log()
-    assert log[:2] == ["retain 0", "push 0"] and log[-1] == "pop"
-    assert log[2].startswith("launch grid 1 1 1")
+    push, launch, pop = fake_cuda.log()
+    assert (push, pop) == ("push 0", "pop") and launch.startswith("launch grid 1 1 1")
 
 
 def test_a_refused_launch_names_the_kernel(fake_cuda: Any, module: Module) -> None:
