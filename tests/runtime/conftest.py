@@ -12,13 +12,22 @@ import pytest
 
 from cute_attn.runtime import device_info, env, forget_kernels
 from cute_attn.runtime import driver as driver_module
+from cute_attn.runtime.cache import default_directory
 from cute_attn.runtime.errors import ToolchainError
 from cute_attn.runtime.toolchain import default_toolchain
 
 
 @pytest.fixture(autouse=True)
-def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache directory, no variable of the caller's environment, and nothing in memory."""
+def cache_dir(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """An empty cache directory, no variable of the caller's environment, and nothing in memory.
+
+    Tests on a GPU take the caller's: kernels may have been compiled elsewhere.
+    """
+    if request.node.get_closest_marker("gpu") is not None:
+        yield default_directory()
+        return
     for variable in env.ALL:
         if variable is not env.WHEELS:
             monkeypatch.delenv(variable.name, raising=False)
