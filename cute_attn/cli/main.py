@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from cute_attn import __version__
-from cute_attn.cli import info
+from cute_attn.cli import commands, info
 
 app = typer.Typer(
     name="cute-attn",
@@ -41,3 +41,6 @@ def main(
 
 
 app.command("info")(info.command)
+app.command("compile")(commands.compile_command)
+app.command("show")(commands.show_command)
+app.command("demo")(commands.demo_command)

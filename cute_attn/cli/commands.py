@@ -1,0 +1,143 @@
+"""Options of the commands `compile`, `show` and `demo`.
+
+Bodies import what they need: `cute-attn --help` and `cute-attn info` start without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from cute_attn.cli.choices import Arch, Device, Dtype, Schedule, View
+from cute_attn.cli.terminal import errors_for_people
+
+_VARIANT = "full, causal, sliding_window, soft_cap; '+' combines: causal+sliding_window."
+_PAGES = "Tokens per page; 0 = ragged KV."
+_GROUP = "Query heads per KV head."
+
+_JSON = typer.Option("--json", help="Print JSON.")
+
+
+def _plain(values: Sequence[Any] | None) -> tuple[Any, ...]:
+    """Values of a repeated option; words as plain strings."""
+    return tuple(value.value if isinstance(value, Enum) else value for value in values or ())
+
+
+def compile_command(
+    preset: Annotated[
+        str | None,
+        typer.Option(help="demo, core or llama; further options replace its values."),
+    ] = None,
+    arch: Annotated[
+        list[Arch] | None,
+        typer.Option(
+            help="Architecture of the GPU to serve. All lists: repeat the option.",
+        ),
+    ] = None,
+    dtype: Annotated[list[Dtype] | None, typer.Option()] = None,
+    head_dim: Annotated[list[int] | None, typer.Option(min=1)] = None,
+    group: Annotated[list[int] | None, typer.Option(min=1, help=_GROUP)] = None,
+    page_size: Annotated[list[int] | None, typer.Option(min=0, help=_PAGES)] = None,
+    variant: Annotated[list[str] | None, typer.Option(help=_VARIANT)] = None,
+    schedule: Annotated[
+        list[Schedule] | None,
+        typer.Option(
+            help="Kernel family; default: those that a batch on that GPU takes.",
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Compile processes.")
+    ] = None,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Compile kernels into the cache: attention, the merge that follows it, cache append."""
+    from cute_attn.cli import compile
+
+    given = {
+        "arch": arch, "dtype": dtype, "head_dim": head_dim, "group": group,
+        "page_size": page_size, "variant": variant, "schedule": schedule,
+    }  # fmt: skip
+    with errors_for_people():
+        axes = compile.axes_of(
+            preset, {name: tuple(values or ()) for name, values in given.items()}
+        )
+        succeeded = compile.run(axes, jobs=jobs, as_json=as_json)
+    raise typer.Exit(0 if succeeded else 1)
+
+
+def show_command(
+    arch: Annotated[
+        Arch | None,
+        typer.Option(help="Of the GPU; default: the one here."),
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option()] = Dtype.BF16,
+    head_dim: Annotated[int, typer.Option(min=1)] = 128,
+    group: Annotated[int, typer.Option(min=1, help=_GROUP)] = 4,
+    page_size: Annotated[int, typer.Option(min=0, help=_PAGES)] = 0,
+    variant: Annotated[str, typer.Option(help=_VARIANT)] = "causal",
+    schedule: Annotated[
+        Schedule | None,
+        typer.Option(
+            help="Kernel family; default: the one that prefill (or --decode) takes.",
+        ),
+    ] = None,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="The kernel of batches of decodes alone.")
+    ] = False,
+    tile: Annotated[
+        list[str] | None,
+        typer.Option(help="Override a field of the tile, e.g. kv=64; may be repeated."),
+    ] = None,
+    what: Annotated[View, typer.Option()] = View.SOURCE,
+    step: Annotated[
+        str, typer.Option(help="With --what plan: the real step that is planned.")
+    ] = "azure-code-300",
+    blocks: Annotated[
+        int | None, typer.Option(min=1, help="With --what plan: thread blocks of the grid.")
+    ] = None,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Show one kernel: its source, resources, SASS, PTX, or the plan of a real step for it."""
+    from cute_attn.cli import show
+    from cute_attn.cli.compile import arch_here
+
+    with errors_for_people():
+        spec = show.spec_of(
+            arch=arch.value if arch else arch_here(),
+            dtype=dtype.value,
+            head_dim=head_dim,
+            group=group,
+            page_size=page_size,
+            variant=variant,
+            schedule=schedule.value if schedule else None,
+            decode=decode,
+            tile=tile or [],
+        )
+        show.run(spec, what.value, step=step, blocks=blocks, as_json=as_json)
+
+
+def demo_command(
+    steps: Annotated[int, typer.Option(min=1, max=16, help="How many of the sixteen steps.")] = 4,
+    device: Annotated[
+        Device | None,
+        typer.Option(help="Default: cuda where there is a GPU."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Compile processes.")
+    ] = None,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Attention of real serving steps: generate, compile, plan, run, check against a dense softmax.
+
+    Without a GPU the kernels are compiled and the steps, scaled down, run on the CPU executor.
+    """
+    from cute_attn.cli import demo
+
+    with errors_for_people():
+        correct = demo.run(
+            steps, device=device.value if device else None, jobs=jobs, as_json=as_json
+        )
+    raise typer.Exit(0 if correct else 1)

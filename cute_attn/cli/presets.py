@@ -1,0 +1,116 @@
+"""Lists of kernels as data: axes whose product is compiled, and presets of axes.
+
+An architecture here is that of the GPU to serve: for sm_90a the list holds Hopper kernels and the
+decode kernel built for sm_90, as `BatchAttention` takes them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+from itertools import product
+
+from cute_attn.api import KernelSpec, Problem, Variant, choose
+from cute_attn.api.dispatch import AMPERE_DECODE, emit, emitter_arch, named_variant, spec_for
+from cute_attn.codegen.kernels import emit_append, emit_merge
+from cute_attn.codegen.source import GeneratedKernel
+
+RAGGED = 0
+"""The page size that stands for ragged KV."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Every combination of these is wanted.
+
+    Attributes:
+        arch: of the GPUs: "sm_80" ... "sm_90a".
+        dtype: "bf16", "fp16".
+        head_dim: elements of q, k and v rows.
+        group: query heads per KV head.
+        page_size: tokens per page, `RAGGED` for ragged KV.
+        variant: names; "causal+sliding_window" combines two.
+        schedule: kernel families; empty: those that `BatchAttention` chooses between.
+        append: RoPE of the cache append kernel ("half_split", "interleaved", None = without);
+            empty: no append kernel.
+    """
+
+    arch: tuple[str, ...] = ("sm_80", "sm_86", "sm_89", "sm_90a")
+    dtype: tuple[str, ...] = ("bf16",)
+    head_dim: tuple[int, ...] = (128,)
+    group: tuple[int, ...] = (4,)
+    page_size: tuple[int, ...] = (RAGGED,)
+    variant: tuple[str, ...] = ("causal",)
+    schedule: tuple[str, ...] = ()
+    append: tuple[str | None, ...] = ()
+
+
+PRESETS: dict[str, Axes] = {
+    # What `cute-attn demo` runs.
+    "demo": Axes(arch=("sm_80", "sm_90a"), page_size=(16,)),
+    # The tested matrix.
+    "core": Axes(
+        arch=("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a"),
+        dtype=("bf16", "fp16"),
+        head_dim=(64, 128, 256),
+        page_size=(RAGGED, 16, 1),
+        variant=("full", "causal"),
+    ),
+    # Llama 3: 1B has head_dim 64; 8B (and 1B) 32/8 heads, 70B 64/8.
+    "llama": Axes(head_dim=(64, 128), group=(4, 8), page_size=(16,), append=(None, "half_split")),
+}
+
+
+def variant_of(name: str) -> Variant:
+    """The variant of a name such as "causal" or "causal+sliding_window".
+
+    Raises:
+        ValueError: unknown name, or two variants that cannot be combined.
+    """
+    return reduce(Variant.__and__, map(named_variant, name.split("+")))
+
+
+def problems(axes: Axes) -> Iterator[Problem]:
+    """What the kernels are asked to solve."""
+    for arch, dtype, dim, group, page_size, variant in product(
+        axes.arch, axes.dtype, axes.head_dim, axes.group, axes.page_size, axes.variant
+    ):
+        yield Problem(arch, dtype, dim, dim, group, variant_of(variant), page_size or None)
+
+
+def attention_specs(axes: Axes) -> list[KernelSpec]:
+    """The attention kernels, none twice.
+
+    Raises:
+        UnsupportedSpecError: one cannot be generated.
+    """
+    specs: list[KernelSpec] = []
+    for problem in problems(axes):
+        if axes.schedule:
+            specs += [spec_for(problem, schedule) for schedule in axes.schedule]
+        else:
+            specs += [choose(problem, small=False), choose(problem, small=True)]
+    return list(dict.fromkeys(specs))
+
+
+def generate(axes: Axes) -> list[GeneratedKernel]:
+    """Source of all kernels: attention, the merge of each, append; none twice."""
+    kernels = with_merges(attention_specs(axes))
+    for arch, dtype, dim, rope in product(axes.arch, axes.dtype, axes.head_dim, axes.append):
+        kernels.append(emit_append(emitter_arch(arch, AMPERE_DECODE), dtype, dim, dim, rope))
+    return unique(kernels)
+
+
+def with_merges(specs: Iterable[KernelSpec]) -> list[GeneratedKernel]:
+    """Each attention kernel, then its merge; none twice."""
+    kernels = []
+    for spec in specs:
+        merge = emit_merge(spec.arch, spec.dtype, spec.head_dim_vo, spec.tile.q, spec.group)
+        kernels += [emit(spec), merge]
+    return unique(kernels)
+
+
+def unique(kernels: Iterable[GeneratedKernel]) -> list[GeneratedKernel]:
+    """One kernel per name (names hold a digest of all that differs)."""
+    return list({kernel.name: kernel for kernel in kernels}.values())

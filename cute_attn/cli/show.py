@@ -1,0 +1,154 @@
+"""`cute-attn show`: the source, resources, PTX, SASS or plan of one kernel."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.syntax import Syntax
+
+from cute_attn.api import Kernel, KernelSpec, Problem, build, choose
+from cute_attn.api.dispatch import emit, with_tile
+from cute_attn.cli.plan_facts import GPU_SMS, NUM_KV_HEADS, plan_step
+from cute_attn.cli.presets import variant_of
+from cute_attn.cli.terminal import output, table
+from cute_attn.runtime import supports_arch
+from cute_attn.workloads import load_steps
+
+_GPUS = ("sm_80", "sm_86", "sm_89", "sm_90a")
+_LEXERS = {"source": "cuda", "ptx": "ptx", "sass": "text"}
+
+
+def spec_of(
+    *,
+    arch: str,
+    dtype: str,
+    head_dim: int,
+    group: int,
+    page_size: int,
+    variant: str,
+    schedule: str | None,
+    decode: bool,
+    tile: list[str],
+) -> KernelSpec:
+    """The kernel that the options describe.
+
+    Raises:
+        typer.BadParameter: an option is malformed.
+        UnsupportedSpecError: there is no such kernel.
+    """
+    try:
+        known = variant_of(variant)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--variant") from error
+    problem = Problem(arch, dtype, head_dim, head_dim, group, known, page_size or None)
+    spec = choose(problem, small=decode, schedule=schedule)
+    overrides = dict(_override(text, spec) for text in tile)
+    return with_tile(spec, **overrides) if overrides else spec
+
+
+def _override(text: str, spec: KernelSpec) -> tuple[str, int]:
+    """ "kv=64" as ("kv", 64)."""
+    name, _, value = text.partition("=")
+    fields = asdict(spec.tile)
+    if name not in fields or not value.isdecimal():
+        raise typer.BadParameter(
+            f"{text!r} is no tile field: it takes NAME=NUMBER with {', '.join(fields)}",
+            param_hint="--tile",
+        )
+    return name, int(value)
+
+
+def run(spec: KernelSpec, what: str, *, step: str, blocks: int | None, as_json: bool) -> None:
+    """Prints one view of a kernel."""
+    if what == "plan":
+        _show_plan(spec, step, blocks, as_json)
+    elif what == "resources":
+        _show_resources(build(spec), as_json)
+    else:
+        text = emit(spec).text if what == "source" else str(getattr(build(spec), what))
+        if as_json:
+            typer.echo(json.dumps({"name": spec.name, what: text}))
+        else:
+            _print_code(text, _LEXERS[what])
+
+
+def _print_code(text: str, lexer: str) -> None:
+    """Coloured on a terminal, byte for byte elsewhere."""
+    console = Console()
+    if console.is_terminal:
+        console.print(Syntax(text, lexer, background_color="default", word_wrap=True))
+    else:
+        typer.echo(text.rstrip("\n"))
+
+
+def resource_facts(kernel: Kernel) -> dict[str, Any]:
+    """What a kernel takes, as JSON values."""
+    generated, compiled, spec = kernel.generated, kernel.compiled, kernel.spec
+    assert spec is not None
+    return {
+        "name": kernel.name,
+        "arch": spec.arch,
+        "runs_on": [gpu for gpu in _GPUS if not supports_arch(spec.arch, gpu)],
+        "schedule": spec.schedule,
+        "loader": spec.loader,
+        "dtype": spec.dtype,
+        "head_dim": spec.head_dim_qk,
+        "group": spec.group,
+        "variant": spec.variant.name,
+        "tile": {name: value for name, value in asdict(spec.tile).items() if value},
+        "threads": generated.threads,
+        "smem_bytes": generated.smem_bytes + kernel.resources.static_smem_bytes,
+        "params_bytes": generated.params.size,
+        "source_lines": generated.text.count("\n"),
+        "cubin_bytes": len(compiled.cubin),
+        "compile_seconds": round(compiled.compile_seconds, 3),
+        "from_cache": compiled.from_cache,
+        "toolchain": compiled.toolchain.name,
+        **{
+            name: value
+            for name, value in kernel.resources.to_json().items()
+            if name != "static_smem_bytes"
+        },
+        "lint": kernel.lint(),
+    }
+
+
+def _show_resources(kernel: Kernel, as_json: bool) -> None:
+    facts = resource_facts(kernel)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    made = table("resource", "value", left=2)
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {number}" for key, number in value.items())
+        elif isinstance(value, list | tuple):
+            value = "; ".join(map(str, value)) or "none"
+        made.add_row(name.replace("_", " "), escape(str(value)))
+    output().print(made)
+
+
+def _show_plan(spec: KernelSpec, step_name: str, blocks: int | None, as_json: bool) -> None:
+    steps = {step.name: step for step in load_steps()}
+    if step_name not in steps:
+        raise typer.BadParameter(
+            f"step is {step_name!r}; it takes {', '.join(steps)}", param_hint="--step"
+        )
+    gpu, sms = GPU_SMS[spec.arch]
+    facts = plan_step(steps[step_name], spec, blocks or sms * spec.tile.blocks_per_sm).to_json()
+    facts = {"kernel": spec.name, "step": step_name, "kv_heads": NUM_KV_HEADS, **facts}
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    grid = "thread blocks, as given" if blocks else f"thread blocks, of one {gpu}"
+    made = table("plan", "value", left=2)
+    for name, value in facts.items():
+        if value is not None:
+            label = grid if name == "thread_blocks" else name.replace("_", " ")
+            made.add_row(label, escape(str(value)))
+    output().print(made)
