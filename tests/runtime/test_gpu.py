@@ -44,12 +44,13 @@ struct Params {
   int column, row;
 };
 extern "C" __global__ void tile(const __grid_constant__ Params params) {
-  __shared__ alignas(128) float box[16 * 32];
-  __shared__ cutlass::arch::ClusterTransactionBarrier full;
+  __shared__ alignas(128) unsigned char smem[2048 + 8];
+  float* box = reinterpret_cast<float*>(smem);  // (16, 32)
+  auto& full = *reinterpret_cast<cutlass::arch::ClusterTransactionBarrier*>(smem + 2048);
   if (threadIdx.x == 0) {
     full.init(1);
     cutlass::arch::fence_barrier_init();
-    full.arrive_and_expect_tx(sizeof(box));
+    full.arrive_and_expect_tx(2048);
     cute::SM90_TMA_LOAD_2D::copy(&params.map, reinterpret_cast<uint64_t*>(&full),
                                  uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL), box,
                                  params.column, params.row);
