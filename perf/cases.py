@@ -92,12 +92,13 @@ class Case:
         """Bytes of K and V in 16-bit elements."""
         return 4 * self.head_dim * self.num_kv_heads * sum(self.kv_lens)
 
-    def spec(self, arch: str) -> KernelSpec:
-        """The kernel that serves it on a device of `arch`."""
+    def spec(self, arch: str, schedule: str | None = None) -> KernelSpec:
+        """The kernel that serves it on a device of `arch`; of another `schedule` if given."""
         variant = causal() if self.is_causal else full()
         dim = self.head_dim
         problem = Problem(arch, "bf16", dim, dim, self.group, variant, self.page_size)
-        return choose(problem, small=max(self.q_lens) * self.group <= SMALL_ROWS)
+        small = max(self.q_lens) * self.group <= SMALL_ROWS
+        return choose(problem, small=small, schedule=schedule)
 
 
 def prefill_dense() -> list[Case]:
@@ -155,6 +156,11 @@ def steps() -> list[Case]:
 
 
 def all_specs(arch: str) -> list[KernelSpec]:
-    """Attention kernels of all benchmarks, none twice."""
+    """Attention kernels of all benchmarks, none twice.
+
+    The dense prefills also with the Ampere-style tile kernel (bench_prefill --schedule).
+    """
     every = [*prefill_dense(), *prefill_paged(), *decode(), *steps()]
-    return list({spec.name: spec for spec in (case.spec(arch) for case in every)}.values())
+    specs = [case.spec(arch) for case in every]
+    specs += [case.spec(arch, "ampere_tile") for case in prefill_dense()]
+    return list({spec.name: spec for spec in specs}.values())

@@ -39,9 +39,8 @@ def attend(
     (q_len, qo_heads, dim), (kv_len, kv_heads, _) = q.shape, k.shape
     scale = 1 / math.sqrt(dim) if sm_scale is None else sm_scale
     group = qo_heads // kv_heads
-    options = {"dtype": torch.float64, "device": q.device}
-    out = torch.zeros((q_len, qo_heads, v.shape[-1]), **options)
-    lse = torch.full((q_len, qo_heads), -math.inf, **options)
+    out = torch.zeros((q_len, qo_heads, v.shape[-1]), dtype=torch.float64, device=q.device)
+    lse = torch.full((q_len, qo_heads), -math.inf, dtype=torch.float64, device=q.device)
     if kv_len == 0 or q_len == 0:
         return out, lse
     keys = k.double().permute(1, 2, 0)  # (kv_heads, dim, kv)

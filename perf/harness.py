@@ -1,0 +1,260 @@
+"""What all benchmarks share: tensors of a case, a check of its result, and two ways to time it.
+
+Prefill: median of `triton.testing.do_bench`, which empties L2 between calls. Decode and real steps:
+a CUDA graph of several runs over rotating caches, so that nothing stays in L2 from one call to the
+next, replayed; `us_graph` is the time of one run in it and `us` the do_bench median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cute_attn import BatchAttention, KernelSpec, PagedKV, RaggedKV, build
+from perf import records
+from perf.cases import Case
+
+ROTATION_BYTES = 256 << 20
+"""K and V that a rotation of caches holds at least: several times the L2 of an H200 (60 MB)."""
+MAX_CACHES = 64
+GRAPH_RUNS = 8  # at least, in one graph
+CHECKED_ROWS = 256  # query rows compared with the reference, at most
+
+
+@dataclass
+class Prepared:
+    """Tensors and wrapper of a case; `run(i)` is one call on cache number i.
+
+    Attributes:
+        case: what it was made for.
+        wrapper: planned.
+        q, out: (q_tokens, num_qo_heads, head_dim).
+        caches: what `run` takes after q, one tuple per rotation.
+        plan_us: host time of plan(), microseconds.
+    """
+
+    case: Case
+    wrapper: BatchAttention
+    q: torch.Tensor
+    out: torch.Tensor
+    caches: list[tuple[torch.Tensor, ...]]
+    pages: list[torch.Tensor] | None
+    plan_us: float
+
+    def run(self, index: int = 0) -> None:
+        """One call, with everything given."""
+        self.wrapper.run(self.q, *self.caches[index % len(self.caches)], out=self.out)
+
+
+def indptr(lengths: tuple[int, ...] | list[int]) -> list[int]:
+    """Running sums from 0."""
+    sums = [0]
+    for n in lengths:
+        sums.append(sums[-1] + n)
+    return sums
+
+
+def prepare(
+    case: Case,
+    *,
+    rotate: bool = False,
+    schedule: str | None = None,
+    device: torch.device | None = None,
+) -> Prepared:
+    """Makes random tensors and plans.
+
+    Args:
+        case: the case.
+        rotate: as many caches as exceed L2, else one.
+        schedule: force a kernel family.
+        device: default: the current GPU.
+    """
+    if device is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        x = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        return x.normal_(generator=generator)
+
+    q = normal(sum(case.q_lens), case.num_qo_heads, case.head_dim)
+    count = cache_count(case) if rotate else 1
+    tail = (case.num_kv_heads, case.head_dim)
+    pages: list[torch.Tensor] | None = None
+    kv_format: RaggedKV | PagedKV
+    caches: list[tuple[torch.Tensor, ...]]
+    if case.page_size is None:
+        kv_format = RaggedKV(indptr(case.kv_lens))
+        caches = [
+            (normal(sum(case.kv_lens), *tail), normal(sum(case.kv_lens), *tail))
+            for _ in range(count)
+        ]
+    else:
+        kv_format, pages = page_format(case.kv_lens, case.page_size)
+        total = sum(len(own) for own in pages)
+        caches = [(normal(total, 2, case.page_size, *tail),) for _ in range(count)]
+    wrapper = BatchAttention(
+        case.num_qo_heads,
+        case.num_kv_heads,
+        case.head_dim,
+        variant="causal" if case.is_causal else "full",
+        schedule=schedule,
+        device=device,
+    )
+    rows = indptr(case.q_lens)
+    wrapper.plan(rows, kv_format)
+    plan_us = host_us(lambda i: wrapper.plan(rows, kv_format), 20)
+    return Prepared(case, wrapper, q, torch.empty_like(q), caches, pages, plan_us)
+
+
+def cache_count(case: Case) -> int:
+    """Caches to rotate over, so that a call finds nothing of the last round in L2."""
+    return min(MAX_CACHES, 1 + ROTATION_BYTES // max(case.kv_bytes, 1))
+
+
+def page_format(kv_lens: tuple[int, ...], page_size: int) -> tuple[PagedKV, list[torch.Tensor]]:
+    """A paged format with shuffled pages, and the page numbers of each request."""
+    counts = [-(-n // page_size) for n in kv_lens]
+    order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(0))
+    last = [n - (c - 1) * page_size if c else 0 for n, c in zip(kv_lens, counts, strict=True)]
+    kv_format = PagedKV(indptr(counts), order.int(), last, page_size)
+    return kv_format, list(order.split(counts))
+
+
+def keys_of(prepared: Prepared, request: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of one request from the first cache: (kv_len, num_kv_heads, head_dim) each."""
+    case, cache = prepared.case, prepared.caches[0]
+    length = case.kv_lens[request]
+    if prepared.pages is None:
+        begin = sum(case.kv_lens[:request])
+        return cache[0][begin : begin + length], cache[1][begin : begin + length]
+    used = cache[0][prepared.pages[request].to(cache[0].device)]  # (pages, 2, page_size, h, d)
+    return used[:, 0].flatten(0, 1)[:length], used[:, 1].flatten(0, 1)[:length]
+
+
+def check(prepared: Prepared) -> float:
+    """Frobenius-relative error of one run against float32 on some rows of some requests.
+
+    All requests of short batches, else a dozen with the longest among them; of long prefills the
+    last rows and a random part.
+    """
+    prepared.out.fill_(torch.nan)
+    prepared.run(0)
+    case = prepared.case
+    starts = indptr(case.q_lens)
+    rng = random.Random(0)
+    requests = list(range(len(case.q_lens)))
+    if len(requests) > 12:
+        longest = max(requests, key=lambda i: case.kv_lens[i])
+        requests = sorted({longest, 0, requests[-1], *rng.sample(requests, 9)})
+    difference = size = 0.0
+    for request in requests:
+        q_len, kv_len = case.q_lens[request], case.kv_lens[request]
+        rows = sorted({*rng.sample(range(q_len), min(q_len, CHECKED_ROWS)), q_len - 1})
+        at = torch.tensor(rows, device=prepared.q.device)
+        own = slice(starts[request], starts[request + 1])
+        k, v = keys_of(prepared, request)
+        want = reference(prepared.q[own][at], k, v, at + kv_len - q_len, case.is_causal)
+        difference += float((prepared.out[own][at] - want).square().sum())
+        size += float(want.square().sum())
+    if bool(prepared.out.isnan().any()):
+        return float("nan")
+    return math.sqrt(difference / size)
+
+
+def reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor, is_causal: bool
+) -> torch.Tensor:
+    """Dense softmax in float32 for query rows at `positions` (keys stand at 0, 1, ...)."""
+    group = q.shape[1] // k.shape[1]
+    rows, heads, dim = q.shape
+    stacked = q.float().view(rows, k.shape[1], group, dim).permute(1, 2, 0, 3).flatten(1, 2)
+    scores = stacked @ k.float().permute(1, 2, 0) * dim**-0.5  # (kv_heads, group * rows, kv)
+    if is_causal:
+        hidden = torch.arange(k.shape[0], device=q.device) > positions[:, None]
+        scores.view(k.shape[1], group, rows, -1).masked_fill_(hidden, -torch.inf)
+    out = torch.softmax(scores, dim=-1) @ v.float().transpose(0, 1)
+    return out.view(k.shape[1], group, rows, -1).permute(2, 0, 1, 3).reshape(rows, heads, -1)
+
+
+def flushed_us(prepared: Prepared, *, rep_ms: int = 100) -> float:
+    """Median time of a call in microseconds, L2 emptied before each."""
+    from triton.testing import do_bench
+
+    return 1e3 * float(do_bench(prepared.run, warmup=20, rep=rep_ms, return_mode="median"))
+
+
+def graph_us(prepared: Prepared, *, budget_us: float = 100_000) -> float:
+    """Time of a call within a replayed CUDA graph over rotating caches, in microseconds.
+
+    The median of 3 to 20 replays, as many as `budget_us` holds.
+    """
+    count = len(prepared.caches)
+    runs = count * max(1, -(-GRAPH_RUNS // count))
+    for index in range(count):  # argument blocks and tensor maps of all caches
+        prepared.run(index)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for index in range(runs):
+            prepared.run(index)
+    graph.replay()
+    first = _replay_us(graph)
+    replays = int(min(20, max(3, budget_us / first)))
+    return statistics.median(_replay_us(graph) for _ in range(replays)) / runs
+
+
+def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return 1e3 * float(begin.elapsed_time(end))
+
+
+def host_us(call: Callable[[int], object], repeats: int) -> float:
+    """Median host time of call(i) in microseconds, the device idle before each."""
+    times = []
+    for i in range(repeats):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        begin = time.perf_counter_ns()
+        call(i)
+        times.append(time.perf_counter_ns() - begin)
+    return statistics.median(times) / 1e3
+
+
+def toolchain(spec: KernelSpec) -> str:
+    """Which compiler made the kernels, from one of them."""
+    return str(build(spec).compiled.toolchain)
+
+
+def arch() -> str:
+    """Architecture of the current GPU, e.g. "sm_90a"."""
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The options that all benchmarks have."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--quick", action="store_true", help="fewer cases")
+    options.add_argument("--match", default="", help="only cases whose cfg contains this")
+    options.add_argument("--out", type=Path, help="results file (default: perf/results/...)")
+    options.add_argument("--peers", type=Path, help="a peers' file to compare with at the end")
+    return options
+
+
+def open_records(bench: str, path: Path | None, spec: KernelSpec) -> records.Records:
+    """The results file of a benchmark."""
+    first = records.environment(toolchain(spec))
+    return records.Records(path or records.default_path(bench), first)
