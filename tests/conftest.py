@@ -12,6 +12,11 @@ import os
 import hypothesis
 import pytest
 
+# On few, busy cores the threads of a BLAS spin against each other: small products take 100 times as
+# long. Read when NumPy is loaded, which happens after this.
+if (os.cpu_count() or 1) <= 4:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")

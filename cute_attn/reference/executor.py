@@ -178,7 +178,8 @@ class _Run:
             scores = np.where(visible, scores, self.dtype.type(-np.inf))
             # What no row sees may be anything, NaN too (an evicted page): 0 * NaN must not count.
             seen_keys = np.any(visible, axis=0, keepdims=True)
-            v = np.where(seen_keys.T, v, self.dtype.type(0))
+            if not seen_keys.all():
+                v = np.where(seen_keys.T, v, self.dtype.type(0))
         scores = scores * self.dtype.type(_LOG2_E)
         top = scores.max(axis=1, initial=-np.inf)
         seen = top > -np.inf

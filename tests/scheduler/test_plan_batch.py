@@ -132,6 +132,25 @@ def test_no_piece_is_too_short(
     assert min(sizes, default=min_piece) >= min_piece
 
 
+@given(any_lengths, cases.geometries, cases.num_blocks, cases.costs)
+@settings(max_examples=60)
+def test_a_piece_is_worth_its_partial_result(
+    pairs: list[tuple[int, int]], geometry: Geometry, num_blocks: int, cost: CostModel
+) -> None:
+    """By default a piece has 128 keys, and takes as long as writing its result does."""
+    requests = cases.make_batch(pairs)
+    plan = plan_batch(requests, geometry, num_blocks, cost=cost)
+    rows = requests.q_len * geometry.group
+    block_cost = cost.block(geometry, -(-rows // geometry.tile_q))
+    for item in cases.items_of(plan):
+        if item.slot >= 0:
+            batch = plan.view.request(item.request).batch
+            blocks = item.block_end - item.block_begin
+            assert blocks * geometry.tile_kv >= 128
+            partial = min(geometry.tile_q, int(rows[batch])) * cost.partial_row_ps // 1000
+            assert blocks * int(block_cost[batch]) >= partial
+
+
 @given(any_lengths, cases.geometries, cases.num_blocks)
 @settings(max_examples=30)
 def test_equal_input_gives_equal_bits(
