@@ -66,7 +66,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         consumers=tile.threads // 128 - 1,
         extended_shapes=not {tile.kv, spec.head_dim_vo} <= _COMMON_WIDTHS,
         smem_bytes=smem_bytes,
-        smem_budget=f"Q {2 * tile.q * spec.head_dim_qk}, K {k_bytes}, V {v_bytes}, barriers",
+        smem_budget=f"Q {2 * tile.q_stages * tile.q * spec.head_dim_qk}, K {k_bytes}, V {v_bytes}, barriers",
         params_struct=cpp_struct(params),
         hooks=cpp_hooks(variant),
         paged=spec.loader != "ragged",

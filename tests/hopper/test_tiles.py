@@ -53,8 +53,10 @@ def test_registers_beyond_the_launch_allocation_are_refused() -> None:
     [
         ({"kv": 100}, "multiples of 16"),
         ({"q": 192}, "64 query rows"),
-        ({"stages": 4}, "shared memory"),
+        ({"stages": 3}, "shared memory"),
         ({"stages": 0}, "stages"),
+        ({"q_stages": 0}, "q_stages"),
+        ({"threads": 256, "q": 64}, "ping_pong"),
         ({"consumer_registers": 230}, "multiples of 8"),
         ({"kv": 192, "consumer_registers": 160}, "S, P and O"),
     ],
