@@ -24,6 +24,8 @@ DEVICE_LOST = 86  # exit status
 DONE = "CUTE_ATTN_TEST_DONE"
 """Environment variable: file with the node ids that are not to be run again."""
 
+FINISHED = "# finished"
+
 _HERE = Path(__file__).parent
 _numbers = pytest.StashKey[list[dict[str, Any]]]()
 _file: list[records.Records] = []
@@ -72,6 +74,14 @@ def pytest_runtest_logstart(nodeid: str) -> None:
     if done_file:
         with open(done_file, "a") as file:
             file.write(nodeid + "\n")
+
+
+def pytest_sessionfinish() -> None:
+    """Tells the runner that nothing ended the process early (a time-out exits with status 1)."""
+    done_file = os.environ.get(DONE)
+    if done_file:
+        with open(done_file, "a") as file:
+            file.write(FINISHED + "\n")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,9 +18,10 @@ import time
 from pathlib import Path
 
 from perf import records
+from tests.gpu.conftest import DEVICE_LOST, DONE, FINISHED
 
 MAX_CHILDREN = 12
-FINISHED = (0, 1, 5)  # pytest: all passed, some failed, nothing left to run
+NOTHING_LEFT = 5  # exit status of pytest
 _TESTS = Path(__file__).parent
 
 
@@ -58,7 +59,7 @@ def main() -> int:
         done.touch()
         environment = {
             **os.environ,
-            "CUTE_ATTN_TEST_DONE": str(done),
+            DONE: str(done),
             "CUTE_ATTN_TEST_RESULTS": str(options.results),
         }
         for _ in range(MAX_CHILDREN):
@@ -67,15 +68,16 @@ def main() -> int:
                 print("time is over", file=sys.stderr)
                 status = 1
                 break
-            before = done.read_text()
+            before = done.read_text().splitlines()
             code = run_child(arguments, environment, left)
-            status = max(status, int(code not in (0, 5)))
-            if code in FINISHED:
+            status = max(status, int(code not in (0, NOTHING_LEFT)))
+            started = done.read_text().splitlines()[len(before) :]
+            if not started or (started[-1] == FINISHED and code != DEVICE_LOST):
                 break
-            started = done.read_text().splitlines()
-            if done.read_text() == before:  # it died before the first test
+            tests = [test for test in started if test != FINISHED]
+            if not tests:  # it died before the first test
                 break
-            _note_crash(options.results, started[-1], code)
+            _note_crash(options.results, tests[-1], code)
     print(summary(options.results))
     return status
 

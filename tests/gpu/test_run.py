@@ -12,7 +12,8 @@ from tests.gpu import conftest, run
 
 
 @pytest.mark.parametrize(
-    ("crash", "code"), [("none", 0), ("lost device", conftest.DEVICE_LOST), ("killed", -9)]
+    ("crash", "code"),
+    [("none", 0), ("lost device", conftest.DEVICE_LOST), ("killed", -9), ("timed out", 1)],
 )
 def test_the_rest_is_run_in_a_new_process(
     crash: str,
@@ -33,18 +34,20 @@ def test_the_rest_is_run_in_a_new_process(
             with done.open("a") as file:
                 file.write(test + "\n")
             hit = test == "t[b]" and code != 0
-            if not (hit and crash == "killed"):  # a killed process writes no row
+            if not hit or crash == "lost device":  # a process that is ended writes no row
                 rows = records.Records(path, {"gpu": "x"}, append=True)
                 rows.add("G", test[2], outcome="failed" if hit else "passed")
             if hit:
                 return code
+        with done.open("a") as file:
+            file.write(conftest.FINISHED + "\n")
         return 0
 
     monkeypatch.setattr(run, "run_child", child)
     monkeypatch.setattr(sys, "argv", ["run", "--results", str(path), "-k", "t"])
     status = run.main()
     outcomes = {row["cfg"]: row["outcome"] for row in records.read(path) if "cfg" in row}
-    middle = {"none": "passed", "lost device": "failed", "killed": "crashed"}[crash]
+    middle = {"none": "passed", "lost device": "failed"}.get(crash, "crashed")
     assert outcomes == {"a": "passed", "b": middle, "c": "passed"}
     assert len(children) == (1 if crash == "none" else 2)
     assert children[0] == ["-k", "t"]
