@@ -56,6 +56,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     element, mma_type = _ELEMENTS[spec.dtype]
     params = params_of(spec)
     smem_bytes = tiles.smem_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
+    q_bytes = 2 * tile.q_stages * tile.q * spec.head_dim_qk
     k_bytes = 2 * tile.stages * tile.kv * spec.head_dim_qk
     v_bytes = 2 * tile.stages * tile.kv * spec.head_dim_vo
     text = render(
@@ -66,7 +67,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         consumers=tile.threads // 128 - 1,
         extended_shapes=not {tile.kv, spec.head_dim_vo} <= _COMMON_WIDTHS,
         smem_bytes=smem_bytes,
-        smem_budget=f"Q {2 * tile.q_stages * tile.q * spec.head_dim_qk}, K {k_bytes}, V {v_bytes}, barriers",
+        smem_budget=f"Q {q_bytes}, K {k_bytes}, V {v_bytes}, barriers",
         params_struct=cpp_struct(params),
         hooks=cpp_hooks(variant),
         paged=spec.loader != "ragged",

@@ -1,8 +1,8 @@
 """Tile table of the Hopper kernels, and the shared-memory and register equations behind it.
 
-Shared memory holds `q_stages` Q tiles, `stages` K blocks and `stages` V blocks of 16-bit elements. A
-consumer thread holds S (tile_kv / 2 registers), P (tile_kv / 4) and O (head_dim_vo / 2) at the same
-time.
+Shared memory holds `q_stages` Q tiles, `stages` K blocks and `stages` V blocks of 16-bit elements.
+A consumer thread holds S (tile_kv / 2 registers), P (tile_kv / 4) and O (head_dim_vo / 2) at the
+same time.
 """
 
 from __future__ import annotations
