@@ -61,9 +61,7 @@ def compile_command(
         "page_size": page_size, "variant": variant, "schedule": schedule,
     }  # fmt: skip
     with errors_for_people():
-        axes = compile.axes_of(
-            preset, {name: tuple(values or ()) for name, values in given.items()}
-        )
+        axes = compile.axes_of(preset, {name: _plain(values) for name, values in given.items()})
         succeeded = compile.run(axes, jobs=jobs, as_json=as_json)
     raise typer.Exit(0 if succeeded else 1)
 

@@ -43,11 +43,12 @@ class Outcome:
     def line(self) -> str:
         """One line for people."""
         if isinstance(self.result, Exception):
-            return f"{'failed':27}{self.generated.name}: {first_line(self.result)}"
+            return f"{'failed':19}{self.generated.name}: {first_line(self.result)}"
         used = self.result.resources
         spilled = used.spill_store_bytes + used.spill_load_bytes
+        seconds = "" if self.result.from_cache else f"{self.result.compile_seconds:.1f} s"
         return (
-            f"{self.status:9}{self.result.compile_seconds:5.1f} s"
+            f"{self.status:9}{seconds:>7}"
             f"{used.registers:5} registers"
             f"{self.smem_bytes / 1024:7.1f} KiB smem"
             f"   {f'{spilled} bytes spilled' if spilled else 'no spills'}   {self.generated.name}"

@@ -102,8 +102,8 @@ def plans(console: Console, planned: Sequence[Planned], title: str) -> None:
     console.print(made)
     console.print(
         "prefill: query rows of prefill chunks. pieces: what the thread blocks compute."
-        " split: tiles in several pieces.\nimbalance: busiest block over the mean, by the cost model. model us:"
-        " predicted by the simulator, not measured.\n"
+        " split: tiles in several pieces.\nimbalance: busiest block over the mean, by the"
+        " cost model. model us: predicted by the simulator, not measured.\n"
     )
 
 

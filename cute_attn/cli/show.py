@@ -60,7 +60,7 @@ def _override(text: str, spec: KernelSpec) -> tuple[str, int]:
             f"{text!r} is no tile field: it takes NAME=NUMBER with {', '.join(fields)}",
             param_hint="--tile",
         )
-    return name, int(value)
+    return name, type(fields[name])(int(value))  # a switch stays a bool
 
 
 def run(spec: KernelSpec, what: str, *, step: str, blocks: int | None, as_json: bool) -> None:
