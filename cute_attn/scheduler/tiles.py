@@ -137,10 +137,19 @@ def make_runs(
         # One run per request that has queries; those without are last.
         record = np.arange(np.count_nonzero(q_tiles))
         blocks = records.last_blocks[: record.size]
+        block_cost = records.block_cost[: record.size]
         heads = np.full(record.size, num_heads, np.int64)
     else:
-        record, blocks, heads = _expand(requests, records, geometry)
-    block_cost = records.block_cost[record]
+        sections = (records.section_heads + (num_heads - 1)) // records.section_heads
+        runs = q_tiles * sections
+        record = np.arange(q_tiles.size).repeat(runs)
+        block_cost = records.block_cost.repeat(runs)
+        blocks = _blocks_of_tiles(requests, records, geometry)
+        if int(sections.max(initial=1)) == 1:
+            heads = np.full(record.size, num_heads, np.int64)
+        else:
+            source, heads = _repeat_sections(records, sections, num_heads)
+            blocks = blocks[source]
     tile_cost = blocks * block_cost + cost.tile_ns
     tile_begin = np.zeros(heads.size + 1, np.int64)
     cost_begin = np.zeros(heads.size + 1, np.int64)
@@ -149,30 +158,33 @@ def make_runs(
     return Runs(record, heads, blocks, block_cost, tile_cost, tile_begin, cost_begin)
 
 
-def _expand(
-    requests: RequestBatch, records: Records, geometry: Geometry
-) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """(record, KV blocks, heads) of every run, for requests of many query tiles."""
-    q_tiles, num_heads = records.q_tiles, geometry.num_kv_heads
-    index = np.arange(q_tiles.size)
+def _blocks_of_tiles(requests: RequestBatch, records: Records, geometry: Geometry) -> Int64Array:
+    """KV blocks of each (record, query tile), query tiles downwards."""
+    q_tiles = records.q_tiles
+    ends = q_tiles.cumsum().repeat(q_tiles)
+    row = (ends - np.arange(1, ends.size + 1)) * geometry.tile_q
+    packed = (records.q_len * geometry.group).repeat(q_tiles)
+    return visible_blocks(
+        geometry,
+        (requests.q_pos - requests.kv_pos)[records.order].repeat(q_tiles),
+        records.kv_len.repeat(q_tiles),
+        row,
+        np.minimum(packed, row + geometry.tile_q),
+    )
 
-    # One entry per (record, query tile), query tiles downwards.
-    ends = q_tiles.cumsum()
-    record = index.repeat(q_tiles)
-    row = (ends[record] - np.arange(1, record.size + 1)) * geometry.tile_q
-    row_end = np.minimum(records.q_len[record] * geometry.group, row + geometry.tile_q)
-    shift = (requests.q_pos - requests.kv_pos)[records.order]
-    blocks = visible_blocks(geometry, shift[record], records.kv_len[record], row, row_end)
 
-    sections = (records.section_heads + (num_heads - 1)) // records.section_heads
-    if int(sections.max(initial=1)) == 1:
-        return record, blocks, np.full(record.size, num_heads, np.int64)
-    # Repeat each record's query tiles once per section.
-    pair_record = index.repeat(sections)
+def _repeat_sections(
+    records: Records, sections: Int64Array, num_heads: int
+) -> tuple[Int64Array, Int64Array]:
+    """(index of its query tile, heads) of every run: each record's tiles once per section."""
+    q_tiles = records.q_tiles
+    pair_record = np.arange(sections.size).repeat(sections)
     section = np.arange(pair_record.size) - (sections.cumsum() - sections)[pair_record]
     section_heads = records.section_heads[pair_record]
     pair_heads = np.minimum(section_heads, num_heads - section * section_heads)
     runs = q_tiles[pair_record]
-    source = ((ends - q_tiles)[pair_record] - (runs.cumsum() - runs)).repeat(runs)
+    first: Int64Array = (np.cumsum(q_tiles) - q_tiles)[pair_record]
+    begin: Int64Array = np.cumsum(runs) - runs
+    source: Int64Array = (first - begin).repeat(runs)
     source += np.arange(source.size)
-    return record[source], blocks[source], pair_heads.repeat(runs)
+    return source, pair_heads.repeat(runs)
