@@ -3,7 +3,8 @@
     python -m perf.bench_launch [--quick]
 
 Goals: run() with known pointers and `out` given at most 10 us, at the first use of new pointers at
-most 25 us, load of a cached kernel at most 10 ms, compile at most 6 s.
+most 25 us, through the torch operator at most 18 us, load of a cached kernel at most 10 ms, compile
+at most 6 s.
 """
 
 from __future__ import annotations
@@ -33,6 +34,14 @@ def run_us(prepared: harness.Prepared, repeats: int, *, give_out: bool) -> float
     run, q, kv = prepared.wrapper.run, prepared.q, prepared.caches[0]
     out = prepared.out if give_out else None
     return harness.host_us(lambda i: run(q, *kv, out=out), repeats)
+
+
+def operator_us(prepared: harness.Prepared, repeats: int) -> float:
+    """run() through the torch operator."""
+    run, handle = torch.ops.cute_attn.run, prepared.wrapper.handle
+    q, out, kv = prepared.q, prepared.out, prepared.caches[0]
+    k, v = kv[0], kv[1] if len(kv) > 1 else None
+    return harness.host_us(lambda i: run(handle, q, k, v, out, None), repeats)
 
 
 def new_pointer_us(prepared: harness.Prepared) -> float:
@@ -70,6 +79,7 @@ def main() -> int:
         prepared = harness.prepare(case)
         note(f"run, out given: {case.cfg}", run_us(prepared, repeats, give_out=True))
         note(f"run, out allocated: {case.cfg}", run_us(prepared, repeats, give_out=False))
+        note(f"run, torch operator: {case.cfg}", operator_us(prepared, repeats))
         if case.page_size is not None:
             note(f"run, new pointers: {case.cfg}", new_pointer_us(prepared))
         note(f"plan: {case.cfg}", prepared.plan_us)

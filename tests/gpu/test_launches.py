@@ -76,3 +76,12 @@ def test_run_allocates_nothing(device: torch.device) -> None:
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     wrapper.run(batch.q, *batch.kv, out=out)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_torch_operator_runs_the_same(device: torch.device) -> None:
+    batch = serving_batch(EVERYTHING, device)
+    wrapper = serving_attention(device).plan(batch.qo_indptr, batch.kv_format)
+    want, want_lse = wrapper.run(batch.q, *batch.kv, return_lse=True)
+    out, lse = torch.full_like(want, torch.nan), torch.full_like(want_lse, torch.nan)
+    torch.ops.cute_attn.run(wrapper.handle, batch.q, *batch.kv, out, lse)
+    assert torch.equal(out, want) and torch.equal(lse, want_lse)
