@@ -163,7 +163,10 @@ def test_gather_ragged_and_block_sparse() -> None:
     sparse = BlockSparseKV([0, 2, 3], [3, 1, 4], (8, 4), 16, 20)
     for layout in ("NHD", "HND"):
         given = (k, v) if layout == "NHD" else (k.swapaxes(0, 1), v.swapaxes(0, 1))
-        keys, values = gather_kv(sparse, kv_views(sparse, *given, layout), 0)
+        views = kv_views(sparse, *given, layout)
+        assert np.shares_memory(views.k, k), "column blocks are views"
+        assert views.k_strides == Strides(4 * 16, 16, 8)
+        keys, values = gather_kv(sparse, views, 0)
         rows = [12, 13, 14, 15, 4, 5, 6, 7]
         assert np.array_equal(keys, k[rows])
         assert np.array_equal(values, v[rows])
