@@ -113,6 +113,7 @@ class CudaBatch:
                 ),
                 kernels.num_blocks,
                 max_requests=self._max_requests,
+                cost=kernels.cost,
             )
             self._order.before_plan()
             self._partials = self._reserve_workspace(spec)

@@ -20,6 +20,7 @@ from cute_attn.codegen.kernels import merge_grid
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.formats import KVViews
 from cute_attn.runtime.tensor_map import TensorMapEncoder, TensorMapSpec
+from cute_attn.scheduler import CostModel
 
 _LOG2_E = math.log2(math.e)
 _MAX_BINDINGS = 1024
@@ -91,6 +92,9 @@ class LaunchSet:
     def __init__(self, spec: KernelSpec, shape: BatchShape, num_blocks: int, index: int) -> None:
         self.spec = spec
         self.num_blocks = num_blocks
+        self.cost = CostModel.for_kernel(
+            spec.head_dim_qk, spec.head_dim_vo, blocks_per_sm=spec.tile.blocks_per_sm
+        )
         self.kernel = build(spec)
         self.merge = build_generated(merge_of(spec))
         self.launch = self.kernel.launcher(index).launch
