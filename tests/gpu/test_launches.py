@@ -83,5 +83,6 @@ def test_torch_operator_runs_the_same(device: torch.device) -> None:
     wrapper = serving_attention(device).plan(batch.qo_indptr, batch.kv_format)
     want, want_lse = wrapper.run(batch.q, *batch.kv, return_lse=True)
     out, lse = torch.full_like(want, torch.nan), torch.full_like(want_lse, torch.nan)
-    torch.ops.cute_attn.run(wrapper.handle, batch.q, *batch.kv, out, lse)
+    handle = wrapper.handle  # the first use of a handle defines the operator
+    torch.ops.cute_attn.run(handle, batch.q, *batch.kv, out, lse)
     assert torch.equal(out, want) and torch.equal(lse, want_lse)
