@@ -17,17 +17,19 @@ from cute_attn import Kernel, KernelSpec, Problem, build, causal, choose, suppor
 from cute_attn.runtime import ToolchainError, count_opcodes, current_device, device_info
 from cute_attn.scheduler import Geometry, Plan, RequestBatch, plan_batch
 
-QO_HEADS, KV_HEADS, HEAD_DIM = 8, 2, 128
+QO_HEADS, KV_HEADS, HEAD_DIM = 8, 2, 64
 LENGTHS = [2000, 700, 64]  # prefill: as many keys as queries
-TILES: list[dict[str, int]] = [{}, {"kv": 32}, {"q": 64}, {"q": 256}]
+TILES: list[dict[str, int]] = [{}, {"kv": 32}, {"q": 256}]  # fields to override
 
 
 def inspect(kernel: Kernel) -> str:
     """One line of what the assembler made of a kernel."""
-    used, tile = kernel.resources, kernel.spec.tile if kernel.spec else None
+    assert kernel.spec is not None
+    used, tile = kernel.resources, kernel.spec.tile
     text = (
-        f"{tile}:\n    {used.registers} registers, {kernel.generated.smem_bytes} bytes of shared"
-        f" memory, {used.spill_store_bytes} bytes spilled"
+        f"tile {tile.q} x {tile.kv}, {tile.stages} stages, {tile.threads} threads\n"
+        f"    {used.registers} registers, {kernel.generated.smem_bytes} bytes of shared memory,"
+        f" {used.spill_store_bytes} bytes spilled"
     )
     try:
         count = count_opcodes(kernel.sass)

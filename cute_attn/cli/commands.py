@@ -5,6 +5,7 @@ Bodies import what they need: `cute-attn --help` and `cute-attn info` start with
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from enum import Enum
 from typing import Annotated, Any
@@ -132,6 +133,10 @@ def demo_command(
 
     Without a GPU the kernels are compiled and the steps, scaled down, run on the CPU executor.
     """
+    # On few, busy cores the threads of a BLAS spin against each other: the executor's small
+    # products take ten times as long. Read when NumPy is loaded.
+    if (os.cpu_count() or 1) <= 4:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from cute_attn.cli import demo
 
     with errors_for_people():

@@ -1,0 +1,48 @@
+"""The examples run, and say what they should."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("kernel_cache")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def output_of(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What an example prints; a non-zero exit fails the test."""
+    try:
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    except SystemExit as exit:
+        assert exit.code in (None, 0)
+    return capsys.readouterr().out
+
+
+def test_quickstart(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output_of("quickstart.py", capsys)
+    assert "out (109, 32, 128), lse (109, 32)" in text
+    assert float(re.findall(r"error of the last request: (\S+)", text)[0]) < 4e-3
+
+
+def test_variant(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output_of("variant.py", capsys)
+    assert float(re.findall(r"dense softmax (\S+)", text)[0]) < 4e-3
+    assert "return kv_idx <= q_idx && (kv_idx < sinks || kv_idx > q_idx - window);" in text
+
+
+def test_build_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output_of("build_kernel.py", capsys)
+    assert "tile 128 x 64" in text and "tile 128 x 32" in text
+    assert text.count("0 bytes spilled") == 2
+    assert "{'q': 256}: not possible: tile.q is 256" in text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["quickstart.py", "variant.py", "build_kernel.py"])
+def test_on_the_gpu(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = output_of(name, capsys)
+    assert re.search(r"^cuda: |error .* us$", text, re.MULTILINE)
+    assert "nothing was launched" not in text

@@ -1,0 +1,99 @@
+"""`cute-attn show`: every view of a kernel, and errors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cute_attn.workloads import load_steps
+
+Invoke = Callable[..., Any]
+DEMO_KERNEL = ("--arch", "sm_80", "--head-dim", "128", "--page-size", "16", "--group", "4")
+
+
+def test_source_is_the_generated_file(invoke: Invoke) -> None:
+    result = invoke("show", "--arch", "sm_90a", "--page-size", "16", "--variant", "causal")
+    assert result.exit_code == 0
+    name = result.output.splitlines()[0].removeprefix("// ")
+    assert name.startswith("hopper_tile_bf16_d128_paged_g4_causal_sm_90a_")
+    assert f"{name}(const __grid_constant__ " in result.output
+    assert "\x1b" not in result.output
+
+
+def test_decode_and_variant_options_choose_the_kernel(invoke: Invoke) -> None:
+    result = invoke(
+        "show", "--arch", "sm_90a", "--decode", "--dtype", "fp16", "--head-dim", "64",
+        "--group", "8", "--variant", "causal+sliding_window",
+    )  # fmt: skip
+    name = result.output.splitlines()[0].removeprefix("// ")
+    assert name.startswith("ampere_decode_fp16_d64_ragged_g8_causal_window_sm_90_")
+    assert "window_left" in result.output
+
+
+def test_resources(demo_kernels: dict[str, Any], invoke: Invoke) -> None:
+    result = invoke("show", *DEMO_KERNEL, "--what", "resources", "--json")
+    assert result.exit_code == 0
+    facts = json.loads(result.stdout)
+    compiled = {kernel["name"]: kernel for kernel in demo_kernels["kernels"]}[facts["name"]]
+    assert facts["registers"] == compiled["registers"]
+    assert facts["smem_bytes"] == compiled["smem_bytes"]
+    assert facts["lint"] == []
+    assert facts["runs_on"] == ["sm_80", "sm_86", "sm_89"]
+    text = invoke("show", *DEMO_KERNEL, "--what", "resources").output
+    assert f"{facts['registers']}" in next(x for x in text.splitlines() if "registers  " in x)
+
+
+def test_sass_is_machine_code_of_the_architecture(
+    demo_kernels: dict[str, Any], invoke: Invoke
+) -> None:
+    result = invoke("show", *DEMO_KERNEL, "--what", "sass")
+    assert result.exit_code == 0
+    assert "HMMA.16816.F32.BF16" in result.output
+    assert "LDGSTS" in result.output
+
+
+def test_plan_of_a_real_step(invoke: Invoke) -> None:
+    step = next(s for s in load_steps() if s.name == "mooncake-1400")
+    options = ("--step", step.name, "--blocks", "64", "--json")
+    result = invoke("show", *DEMO_KERNEL, "--what", "plan", *options)
+    facts = json.loads(result.stdout)
+    assert facts["requests"] == len(step.requests)
+    assert facts["thread_blocks"] == 64
+    # 4 query heads per KV head are packed in tiles of 128 rows, for each of 8 KV heads.
+    assert facts["tiles"] == 8 * sum(math.ceil(4 * q / 128) for q in step.q_lens)
+    assert facts["pieces"] >= facts["tiles"] > facts["split_tiles"] > 0
+    assert 1 <= facts["imbalance"] < 1.1
+
+
+def test_a_tile_override_changes_the_kernel(invoke: Invoke) -> None:
+    as_is = invoke("show", *DEMO_KERNEL).output.split("#include")[0]
+    result = invoke("show", *DEMO_KERNEL, "--tile", "kv=32", "--tile", "stages=2")
+    overridden = result.output.split("#include")[0]
+    assert "32 keys" in overridden and "32 keys" not in as_is
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--tile", "kv=many"), 2, ["'kv=many'", "NAME=NUMBER", "stages"]),
+        (("--tile", "rows=3"), 2, ["'rows=3'", "blocks_per_sm"]),
+        (("--what", "plan", "--step", "monday"), 2, ["'monday'", "azure-chat-500"]),
+        (("--variant", "alibi"), 2, ["'alibi'", "soft_cap"]),
+        (("--what", "colour"), 2, ["colour", "sass"]),
+        (("--tile", "kv=33"), 1, ["tile.kv is 33", "multiple of 16"]),
+        (("--schedule", "hopper_tile"), 1, ["sm_80", "wgmma"]),
+    ],
+)
+def test_wrong_input_is_one_line(
+    arguments: tuple[str, ...], code: int, words: list[str], invoke: Invoke
+) -> None:
+    result = invoke("show", "--arch", "sm_80", *arguments)
+    assert result.exit_code == code
+    errors = [x for x in result.output.splitlines() if x.lower().startswith("error: ")]
+    assert len(errors) == 1
+    for word in words:
+        assert word in errors[0]
