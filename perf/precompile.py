@@ -1,6 +1,6 @@
 """Compiles what the GPU tests and the benchmarks need into a cache directory; needs no GPU.
 
-    python -m perf.precompile --cache .cache/cute_attn [--only tests|benches] [--list]
+    python -m perf.precompile --cache .cache/cute_attn [--only tests|benches] [--list] [--prune]
 
 Carry the directory to the machine with the GPU and run there with CUTE_ATTN_CACHE_DIR=<directory>
 and CUTE_ATTN_NO_COMPILE=1.
@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from cute_attn import KernelSpec, warmup
+from cute_attn.runtime import CompiledKernel, cache_key
 from perf import cases
 from tests.gpu import specs
 
@@ -41,6 +44,15 @@ def progress(done: int, total: int, result: object) -> None:
     print(f"[{done}/{total}] {getattr(result, 'name', result)} ({how})", flush=True)
 
 
+def prune(cache: Path, kept: Sequence[CompiledKernel]) -> int:
+    """Removes every other kernel from a cache directory; the number removed."""
+    keys = {cache_key(kernel.request, kernel.toolchain) for kernel in kept}
+    stale = [entry for entry in cache.glob("v1/sm_*/*") if entry.name not in keys]
+    for entry in stale:
+        shutil.rmtree(entry)
+    return len(stale)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -51,7 +63,12 @@ def main() -> int:
     parser.add_argument("--match", default="", help="only kernels whose name contains this")
     parser.add_argument("--jobs", type=int, help="compile processes (default: by CPUs and memory)")
     parser.add_argument("--list", action="store_true", help="print names, compile nothing")
+    parser.add_argument(
+        "--prune", action="store_true", help="remove every other kernel from --cache"
+    )
     options = parser.parse_args()
+    if options.prune and (options.cache is None or options.match or options.only):
+        parser.error("--prune takes --cache, and neither --match nor --only")
     if options.cache is not None:
         os.environ["CUTE_ATTN_CACHE_DIR"] = str(options.cache.resolve())
     wanted = [k for k in kernels(options.only, options.arch) if options.match in k.name]
@@ -63,10 +80,12 @@ def main() -> int:
     print(f"{len(wanted)} kernels, {attention} of them attention", flush=True)
     start = time.perf_counter()
     try:
-        warmup(wanted, jobs=options.jobs, progress=progress)
+        compiled = warmup(wanted, jobs=options.jobs, progress=progress)
     except Exception as error:
         print(f"at least one kernel failed:\n{error}", file=sys.stderr)
         return 1
+    if options.prune:
+        print(f"{prune(options.cache, compiled)} other kernels removed")
     print(f"done in {time.perf_counter() - start:.0f} s")
     return 0
 
