@@ -82,8 +82,8 @@ def kernels(console: Console, outcomes: Sequence[Outcome], seconds: float) -> No
 def plans(console: Console, planned: Sequence[Planned], title: str) -> None:
     """The balance of every plan."""
     made = table(
-        "step", "GPU", "blocks", "requests", "prefill", "keys", "plan ms", "pieces", "split",
-        "imbalance", "model us", title=title, left=2,
+        "step", "GPU", "blocks", "batch", "prefill", "keys", "plan ms", "pieces", "split",
+        "max/mean", "model us", title=title, left=2,
     )  # fmt: skip
     for step, gpu, facts in planned:
         made.add_row(
@@ -101,8 +101,8 @@ def plans(console: Console, planned: Sequence[Planned], title: str) -> None:
         )
     console.print(made)
     console.print(
-        "prefill: query rows of prefill chunks. pieces: what the thread blocks compute."
-        " split: tiles in several pieces.\nimbalance: busiest block over the mean, by the"
+        "batch: requests. prefill: query rows of prefill chunks. pieces: what the thread blocks"
+        " compute. split: tiles in several pieces. max/mean: busiest block over the mean, by the"
         " cost model. model us: predicted by the simulator, not measured.\n"
     )
 
@@ -120,7 +120,7 @@ def measured(console: Console, results: Sequence[StepResult], skipped: Sequence[
         )
     console.print(
         "us: attention of one layer in a replayed CUDA graph, merge included."
-        " GB/s: K, V, q and out, each once.\nTFLOP/s: visible pairs only."
+        " GB/s: K, V, q and out, each once. TFLOP/s: visible pairs only."
     )
     _explain_errors(console)
 
@@ -128,13 +128,13 @@ def measured(console: Console, results: Sequence[StepResult], skipped: Sequence[
 def executed(console: Console, results: Sequence[StepResult]) -> None:
     """Sizes and errors of scaled steps that ran on the CPU."""
     made = table(
-        "step, scaled", "lengths /", "prefill", "keys", "pieces", "split", "CPU ms", *_CHECKED,
+        "step, scaled", "scale", "prefill", "keys", "pieces", "split", "CPU ms", *_CHECKED,
         title="Steps on the CPU executor",
     )  # fmt: skip
     for result in results:
         made.add_row(
             result.step.name,
-            f"{result.divided_by}",
+            f"1/{result.divided_by}",
             f"{result.step.prefill_rows:,}",
             f"{sum(result.step.kv_lens):,}",
             f"{result.plan.pieces}",
@@ -144,8 +144,8 @@ def executed(console: Console, results: Sequence[StepResult]) -> None:
         )
     console.print(made)
     console.print(
-        f"Scaled: at most 8 requests, lengths divided as shown, {SMALL_HEADS} heads. The executor"
-        " runs a plan\nas the kernels do, item by item; it is exact, not fast."
+        f"Scaled: at most 8 requests, lengths scaled as shown, {SMALL_HEADS} heads. The executor"
+        " runs a plan as the kernels do, item by item; it is exact, not fast."
     )
     _explain_errors(console)
 
@@ -161,7 +161,7 @@ def _checked(errors: Errors) -> tuple[str, ...]:
 def _explain_errors(console: Console) -> None:
     console.print(
         "errors: against a dense float64 softmax over the same keys; error and worst row relative"
-        f" (at most {MAX_ERROR:.0e}, {MAX_ROW_ERROR:.0e}),\nlse absolute (at most"
+        f" (at most {MAX_ERROR:.0e}, {MAX_ROW_ERROR:.0e}), lse absolute (at most"
         f" {MAX_LSE_ERROR:.0e})."
     )
 

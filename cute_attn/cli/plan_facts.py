@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cute_attn.api import KernelSpec
-from cute_attn.scheduler import Geometry, Plan, RequestBatch, plan_batch, simulate
+from cute_attn.scheduler import CostModel, Geometry, Plan, RequestBatch, plan_batch, simulate
 from cute_attn.workloads import Step
 
 GPU_SMS = {
@@ -85,13 +85,18 @@ def plan_step(step: Step, spec: KernelSpec, num_blocks: int) -> PlanFacts:
     left, right = spec.variant.band.resolve(spec.variant.values())
     geometry = Geometry(spec.tile.q, spec.tile.kv, spec.group, NUM_KV_HEADS, left, right)
     requests = RequestBatch.from_lengths(np.array(step.q_lens), np.array(step.kv_lens))
+    cost = CostModel.for_kernel(
+        spec.head_dim_qk, spec.head_dim_vo, blocks_per_sm=spec.tile.blocks_per_sm
+    )
     times = []
     for _ in range(_REPEATS):
         start = time.perf_counter()
-        plan = plan_batch(requests, geometry, num_blocks)
+        plan = plan_batch(requests, geometry, num_blocks, cost=cost)
         times.append((time.perf_counter() - start) * 1e3)
     model_us = None
     if spec.arch in ("sm_90", "sm_90a"):  # the simulator knows the ceilings of an H200
-        report = simulate(plan, requests, geometry, blocks_per_sm=spec.tile.blocks_per_sm)
+        report = simulate(
+            plan, requests, geometry, cost=cost, blocks_per_sm=spec.tile.blocks_per_sm
+        )
         model_us = report.predicted_us
     return PlanFacts.of(plan, statistics.median(times), model_us)

@@ -13,7 +13,8 @@ from itertools import product
 
 from cute_attn.api import KernelSpec, Problem, Variant, choose
 from cute_attn.api.dispatch import AMPERE_DECODE, emit, emitter_arch, named_variant, spec_for
-from cute_attn.codegen.kernels import emit_append, emit_merge
+from cute_attn.api.kernel import merge_of
+from cute_attn.codegen.kernels import emit_append
 from cute_attn.codegen.source import GeneratedKernel
 
 RAGGED = 0
@@ -104,11 +105,7 @@ def generate(axes: Axes) -> list[GeneratedKernel]:
 
 def with_merges(specs: Iterable[KernelSpec]) -> list[GeneratedKernel]:
     """Each attention kernel, then its merge; none twice."""
-    kernels = []
-    for spec in specs:
-        merge = emit_merge(spec.arch, spec.dtype, spec.head_dim_vo, spec.tile.q, spec.group)
-        kernels += [emit(spec), merge]
-    return unique(kernels)
+    return unique(kernel for spec in specs for kernel in (emit(spec), merge_of(spec)))
 
 
 def unique(kernels: Iterable[GeneratedKernel]) -> list[GeneratedKernel]:

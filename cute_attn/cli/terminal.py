@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import typer
 from rich import box
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-PLAIN_WIDTH = 140
+PLAIN_WIDTH = 120
 """Columns where output goes to a file or a pipe."""
 
 
@@ -29,9 +30,13 @@ def output() -> Console:
 
 def table(*headers: str, title: str | None = None, left: int = 1) -> Table:
     """A table whose first `left` columns are text and the others numbers."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    made = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title,
+        title_justify="left", title_style="bold",
+    )  # fmt: skip
     for index, header in enumerate(headers):
-        made.add_column(header, justify="left" if index < left else "right", overflow="fold")
+        justify: Literal["left", "right"] = "left" if index < left else "right"
+        made.add_column(header, justify=justify, overflow="fold")
     return made
 
 

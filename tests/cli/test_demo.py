@@ -43,7 +43,7 @@ def test_prints_what_it_did(only_sm_80: None, invoke: Invoke) -> None:
     for words in (
         "Splitwise, ISCA 2024", "FAST 2025", "No GPU", "merge_bf16_d128_q16_g4_sm_80",
         "ampere_tile_bf16_d128_paged_g4_causal_sm_80", "azure-code-300", "azure-chat-900", "A100",
-        "lengths divided", "8/2 heads", "All checks passed",
+        "lengths scaled", "8/2 heads", "All checks passed",
     ):  # fmt: skip
         assert words in " ".join(result.output.split()), words
     assert "WRONG" not in result.output
