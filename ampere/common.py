@@ -36,6 +36,7 @@ def kernel(
         smem_bytes=smem,
         band_left=band.left is not None,
         band_right=band.right is not None,
+        name_is_long=len(spec.name) > 100 - len("    (const __grid_constant__ Params params) {"),
         split_loop=spec.variant.band_is_mask,
         description=[*_spec_lines(spec), *description, *_budget_lines(spec, smem)],
         **values,
@@ -68,7 +69,7 @@ def constants(entries: list[tuple[str, int, str]]) -> list[str]:
     declarations = [f"constexpr int {name} = {value};" for name, value, _ in entries]
     width = max(map(len, declarations))
     return [
-        f"{declaration:<{width}}  // {meaning}" if meaning else declaration
+        f"{declaration:<{width}}  // {meaning}"
         for declaration, (_, _, meaning) in zip(declarations, entries, strict=True)
     ]
 

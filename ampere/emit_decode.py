@@ -1,4 +1,4 @@
-"""Emitter of the "ampere_decode" schedule: few query rows, the keys of a block split over the warps.
+"""Emitter of the "ampere_decode" schedule: few query rows, keys split over the warps.
 
 The schedule is explained in docs/schedules/ampere_decode.md.
 """
@@ -25,13 +25,13 @@ def emit_decode(spec: KernelSpec) -> GeneratedKernel:
             "includes": includes(spec),
             "constants": constants(
                 [
-                    ("kHeadDim", spec.head_dim_qk, ""),
+                    ("kHeadDim", spec.head_dim_qk, "columns of Q, K and V"),
                     ("kTileQ", tile.q, "packed query rows per tile"),
                     ("kTileKV", tile.kv, "keys per KV block"),
                     ("kGroup", spec.group, "query heads per KV head"),
                     ("kStages", tile.stages, "KV blocks in shared memory"),
-                    ("kThreads", tile.threads, ""),
-                    ("kWarps", warps, ""),
+                    ("kThreads", tile.threads, "threads per block"),
+                    ("kWarps", warps, "warps per block"),
                     ("kWarpKeys", WARP_KEYS, "keys of a block that one warp takes"),
                     ("kWarpRows", tile.q, "query rows per warp: all"),
                 ]

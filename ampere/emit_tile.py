@@ -6,7 +6,7 @@ The schedule is explained in docs/schedules/ampere_tile.md.
 from __future__ import annotations
 
 from cute_attn.ampere.common import constants, includes, kernel
-from cute_attn.ampere.tiles import row_tiles
+from cute_attn.ampere.tiles import row_tiles, unroll_qk
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec
 
@@ -26,12 +26,13 @@ def emit_tile(spec: KernelSpec) -> GeneratedKernel:
             "includes": includes(spec),
             "constants": constants(
                 [
-                    ("kHeadDim", spec.head_dim_qk, ""),
+                    ("kHeadDim", spec.head_dim_qk, "columns of Q, K and V"),
                     ("kTileQ", tile.q, "packed query rows per tile"),
                     ("kTileKV", tile.kv, "keys per KV block"),
                     ("kGroup", spec.group, "query heads per KV head"),
                     *stages,
-                    ("kThreads", tile.threads, ""),
+                    ("kUnrollQK", unroll_qk(tile, spec.head_dim_qk), "columns of Q K^T in a row"),
+                    ("kThreads", tile.threads, "threads per block"),
                     ("kRowTiles", rows, "MMA tiles of 16 query rows per warp"),
                     ("kWarpRows", 16 * rows, "query rows per warp"),
                 ]
@@ -42,6 +43,6 @@ def emit_tile(spec: KernelSpec) -> GeneratedKernel:
             "copy_threads": "kThreads",
             "copy_thread": "opaque(threadIdx.x)",
             "slot": "" if tile.stages == 1 else "[n % kStages]",
-            "softmax_init": ", ".join(["OnlineSoftmax(params.scale_log2)"] * rows),
+            "softmax_init": ", ".join(["start"] * rows),
         },
     )

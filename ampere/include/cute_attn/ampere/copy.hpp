@@ -14,8 +14,8 @@ constexpr unsigned kThreadsPerRow = kPanel / kChunk;
 // The first of the columns that this thread copies of every panel.
 CUTE_DEVICE int first_column() { return opaque(threadIdx.x) % kThreadsPerRow * kChunk; }
 
-// This thread's share of the row that lies `row` below the one that `mine` is for: one chunk of every
-// panel. `source` is the row in global memory, from first_column() on.
+// This thread's share of the row that lies `row` below the one that `mine` is for: one chunk of
+// every panel. `source` is the row in global memory, from first_column() on.
 template <int kRows, int kHeadDim, class Element>
 CUTE_DEVICE void copy_row(Element const* source, Element* tile, ChunkOffset mine, int row,
                           bool exists) {

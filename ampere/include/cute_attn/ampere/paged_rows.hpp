@@ -6,8 +6,8 @@
 
 namespace cute_attn::ampere {
 
-// The pages of the keys of one KV block that this thread copies. fetch() runs well before copy(), so
-// that the latency of the table is hidden.
+// The pages of the keys of one KV block that this thread copies. fetch() runs well before copy(),
+// so that the latency of the table is hidden.
 template <int kKeys, int kThreads>
 struct BlockPages {
   static constexpr int kRowsPerCopy = kThreads / kThreadsPerRow;

@@ -6,8 +6,8 @@
 namespace cute_attn::ampere {
 
 // Copies keys [first_key, first_key + kKeys) of one request and head; `rows` points to key 0, from
-// first_column() on. Keys at or past kv_len become zeros. The copy is shared by kThreads threads, of
-// which this is `thread`.
+// first_column() on. Keys at or past kv_len become zeros. The copy is shared by kThreads threads,
+// of which this is `thread`.
 template <int kKeys, int kHeadDim, int kThreads, class Element>
 CUTE_DEVICE void copy_keys(Element const* rows, int64_t token_stride, int first_key, int kv_len,
                            unsigned thread, Element* tile) {

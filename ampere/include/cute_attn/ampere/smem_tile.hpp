@@ -1,17 +1,19 @@
 // Shared-memory tiles of 16-bit elements and the ldmatrix reads of MMA operands from them.
 //
-// A tile of kRows rows is stored as panels of 64 columns, one after the other: panel p holds columns
-// [64 p, 64 p + 64) of every row. A row of a panel is 128 bytes, eight chunks of 16 bytes; chunk c of
-// row r is kept at place c ^ (r % 8). So the eight rows that one 8x8 matrix of an ldmatrix reads, and
-// the eight chunks that eight neighbouring threads write, each cover all 32 banks.
+// A tile of kRows rows is stored as panels of 64 columns, one after the other: panel p holds
+// columns [64 p, 64 p + 64) of every row. A row of a panel is 128 bytes, eight chunks of 16 bytes;
+// chunk c of row r is kept at place c ^ (r % 8). So the eight rows that one 8x8 matrix of an
+// ldmatrix reads, and the eight chunks that eight neighbouring threads write, each cover all 32
+// banks.
 #pragma once
 
 #include <cute/arch/copy_sm75.hpp>
 
 namespace cute_attn::ampere {
 
-// Hides from the compiler that x is the same in every iteration of a loop. What depends on it is then
-// computed in the loop, for a few instructions, and not ahead of it, for registers that are scarce.
+// Hides from the compiler that x is the same in every iteration of a loop. What depends on it is
+// then computed in the loop, for a few instructions, and not ahead of it, for registers that are
+// scarce.
 CUTE_DEVICE unsigned opaque(unsigned x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -24,9 +26,10 @@ CUTE_DEVICE int64_t opaque(int64_t x) {
 constexpr int kChunk = 8;   // elements of 16 bytes
 constexpr int kPanel = 64;  // columns
 
-// Element offset of a thread's chunk in a tile. The parts of row and chunk number that depend on the
-// thread go into `value`; `at` adds parts that are known at compile time, by a XOR and an immediate.
-// The two parts of a number must have no bits in common below 8, as 5 = 4 + 1 but not 6 = 3 + 3.
+// Element offset of a thread's chunk in a tile. The parts of row and chunk number that depend on
+// the thread go into `value`; `at` adds parts that are known at compile time, by a XOR and an
+// immediate. The two parts of a number must have no bits in common below 8, as 5 = 4 + 1 but not 6
+// = 3 + 3.
 struct ChunkOffset {
   int value;
 

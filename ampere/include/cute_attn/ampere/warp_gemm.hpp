@@ -1,7 +1,7 @@
 // The two matrix products of one warp, on operands in swizzled shared memory.
 //
-// The loops are unrolled into one basic block, in which the assembler moves the ldmatrix reads ahead
-// of the MMAs as far as registers allow.
+// The loops are unrolled into one basic block, in which the assembler moves the ldmatrix reads
+// ahead of the MMAs as far as registers allow.
 #pragma once
 
 #include <cute_attn/ampere/mma.hpp>
@@ -10,8 +10,9 @@
 namespace cute_attn::ampere {
 
 // scores = Q K^T for 16 kRowTiles query rows, beginning at `row` of a tile of kTileQ rows, and all
-// kKeys rows of a K tile.
-template <int kTileQ, int kKeys, int kHeadDim, int kRowTiles, class Element>
+// kKeys rows of a K tile. kUnroll columns at a time: the end of an iteration bounds how far ahead
+// operands are read, which takes registers.
+template <int kTileQ, int kKeys, int kHeadDim, int kUnroll, int kRowTiles, class Element>
 CUTE_DEVICE void multiply_qk(Element const* q, int row, Element const* k,
                              float (&scores)[kRowTiles][kKeys / 2]) {
   CUTE_UNROLL
@@ -22,9 +23,9 @@ CUTE_DEVICE void multiply_qk(Element const* q, int row, Element const* k,
 
   ChunkOffset const columns = by_columns(), rows = by_rows();
   CUTE_NO_UNROLL
-  for (int panel = 0; panel < kHeadDim / kPanel; ++panel) {
+  for (int first = 0; first < kHeadDim; first += kUnroll) {
     CUTE_UNROLL
-    for (int column = 0; column < kPanel; column += 16) {
+    for (int column = first; column < first + kUnroll; column += 16) {
       uint32_t a[kRowTiles][4];
       CUTE_UNROLL
       for (int r = 0; r < kRowTiles; ++r) {
@@ -41,8 +42,6 @@ CUTE_DEVICE void multiply_qk(Element const* q, int row, Element const* k,
         }
       }
     }
-    q += kTileQ * kPanel;
-    k += kKeys * kPanel;
   }
 }
 

@@ -1,0 +1,45 @@
+"""Specs for the tests of the Ampere schedules."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cute_attn import ampere
+from cute_attn.codegen.spec import KernelSpec, Tile
+from cute_attn.variants import Hook, Variant, causal
+
+SCHEDULES = ("ampere_tile", "ampere_decode")
+ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90")
+HEAD_DIMS = (64, 128, 256)
+
+
+def make_spec(
+    schedule: str = "ampere_tile",
+    *,
+    arch: str = "sm_80",
+    dtype: str = "bf16",
+    head_dim: int = 128,
+    head_dim_vo: int | None = None,
+    loader: str = "ragged",
+    group: int = 1,
+    variant: Variant | None = None,
+    tile: Tile | None = None,
+) -> KernelSpec:
+    """A spec of common values, each of which can be replaced."""
+    return KernelSpec(
+        arch=arch,
+        schedule=schedule,
+        dtype=dtype,
+        head_dim_qk=head_dim,
+        head_dim_vo=head_dim if head_dim_vo is None else head_dim_vo,
+        loader=loader,
+        group=group,
+        variant=causal() if variant is None else variant,
+        tile=tile or ampere.tiles(arch, schedule, head_dim),
+    )
+
+
+def even_keys() -> Variant:
+    """A mask that is no band: it decides in every KV block."""
+    hook = Hook("even", "kv_idx % 2 == 0", lambda b, h, q, kv, **_: np.asarray(kv) % 2 == 0)
+    return Variant("even", mask=hook, band_is_mask=False)

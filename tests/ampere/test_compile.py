@@ -1,0 +1,79 @@
+"""The kernels compile without spills on every architecture, to the instructions that were meant."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from cute_attn import ampere
+from cute_attn.ampere.tiles import register_limit
+from cute_attn.codegen.spec import KernelSpec
+from cute_attn.runtime import CompiledKernel, CompileRequest, build_kernel, count_opcodes
+from cute_attn.variants import causal, full, sliding_window, soft_cap
+from tests.ampere.specs import ARCHS, HEAD_DIMS, SCHEDULES, even_keys, make_spec
+
+
+def build(spec: KernelSpec) -> CompiledKernel:
+    kernel = ampere.emit(spec)
+    return build_kernel(CompileRequest(kernel.text, kernel.name, kernel.arch, kernel.include_dirs))
+
+
+def assert_clean(spec: KernelSpec) -> CompiledKernel:
+    """No spills, no stack frame, and few enough registers for the blocks per SM of the table."""
+    kernel = build(spec)
+    assert kernel.resources.lint() == []
+    assert kernel.resources.stack_bytes == 0
+    assert kernel.resources.registers <= register_limit(spec.tile)
+    return kernel
+
+
+REPRESENTATIVE = [
+    make_spec("ampere_tile", arch="sm_80", loader="paged", group=4),
+    make_spec("ampere_tile", arch="sm_89", dtype="fp16", head_dim=64, variant=full()),
+    make_spec("ampere_tile", arch="sm_90", head_dim=256, variant=causal() & sliding_window()),
+    make_spec("ampere_decode", arch="sm_86", loader="paged", group=5),
+    make_spec("ampere_decode", arch="sm_90", dtype="fp16", head_dim=256, variant=full()),
+]
+MATRIX = [
+    make_spec(
+        schedule, arch=arch, dtype=dtype, head_dim=head_dim, loader=loader, variant=variant, group=4
+    )
+    for schedule, arch, dtype, head_dim, loader, variant in itertools.product(
+        SCHEDULES, ARCHS, ("bf16", "fp16"), HEAD_DIMS, ("ragged", "paged"), (full(), causal())
+    )
+] + [
+    make_spec(schedule, arch=arch, head_dim=head_dim, loader="paged", variant=variant)
+    for schedule, arch, head_dim, variant in itertools.product(
+        SCHEDULES,
+        ("sm_80", "sm_86", "sm_90"),
+        HEAD_DIMS,
+        (causal() & sliding_window(), causal() & soft_cap(), even_keys()),
+    )
+]
+
+
+@pytest.mark.parametrize("spec", REPRESENTATIVE, ids=lambda s: s.name)
+def test_compiles_clean(spec: KernelSpec) -> None:
+    assert_clean(spec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", MATRIX, ids=lambda s: s.name)
+def test_matrix_compiles_clean(spec: KernelSpec) -> None:
+    assert_clean(spec)
+
+
+@pytest.mark.parametrize("spec", REPRESENTATIVE[::3], ids=lambda s: s.name)
+def test_sass_is_what_was_meant(spec: KernelSpec) -> None:
+    opcodes = count_opcodes(build(spec).sass)
+    assert opcodes["LDGSTS"] > 0  # cp.async
+    assert opcodes["LDSM"] > 0  # ldmatrix
+    assert opcodes["HMMA"] > 0  # mma.sync
+    assert "LDL" not in opcodes and "STL" not in opcodes
+    # 8 k steps of Q K^T and tile_kv / 16 of P V, in the masked and the unmasked copy of the loop
+    # body. The tile schedule rolls the panels of Q K^T: 4 of its k steps are in the text.
+    if spec.schedule == "ampere_decode":
+        assert opcodes["HMMA"] == 2 * (2 * 8 + 16)
+    else:
+        assert opcodes["HMMA"] == 2 * 2 * (4 * 8 + 4 * 16)

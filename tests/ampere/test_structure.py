@@ -1,0 +1,123 @@
+"""What the generated source contains, and what it must not: only the features of its spec."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cute_attn import ampere
+from cute_attn.ampere.tiles import row_tiles
+from cute_attn.codegen.spec import KernelSpec, Tile
+from cute_attn.variants import causal, full, sliding_window, soft_cap
+from tests.ampere.specs import SCHEDULES, even_keys, make_spec
+
+
+def text_of(spec: KernelSpec) -> str:
+    return ampere.emit(spec).text
+
+
+def loops(text: str) -> list[str]:
+    """kMasked of the main loops, in order."""
+    return re.findall(r"attend_block<(true|false)>\(", text)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_same_spec_same_text(schedule: str) -> None:
+    assert text_of(make_spec(schedule)) == text_of(make_spec(schedule))
+    assert text_of(make_spec(schedule)) != text_of(make_spec(schedule, group=4))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_loops_are_split_by_the_band(schedule: str) -> None:
+    def of(variant):  # type: ignore[no-untyped-def]  # test shorthand
+        return loops(text_of(make_spec(schedule, variant=variant)))
+
+    assert of(full()) == ["true", "false"]  # the tail of the request, then no mask at all
+    assert of(causal()) == ["true", "false"]
+    assert of(causal() & sliding_window()) == ["true", "false"]  # both edges share a copy
+    assert of(even_keys()) == ["true"]  # every block asks the mask
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_full_attention_masks_nothing_but_the_tail(schedule: str) -> None:
+    text = text_of(make_spec(schedule, variant=full()))
+    assert "variant_mask" not in text and "window_" not in text
+    assert "key < item.request.kv_len" in text
+    assert len(re.findall(r"if \(kMasked\) mask_scores", text)) == text.count("mask_scores(") - 1
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_band_limits_come_from_the_plan(schedule: str) -> None:
+    one_sided = text_of(make_spec(schedule, variant=causal()))
+    assert "header.window_right" in one_sided and "header.window_left" not in one_sided
+    both = text_of(make_spec(schedule, variant=causal() & sliding_window()))
+    assert "header.window_right" in both and "header.window_left" in both
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_only_paged_kernels_know_pages(schedule: str) -> None:
+    ragged = text_of(make_spec(schedule, loader="ragged"))
+    assert "page_table" not in ragged and "Pages" not in ragged and "divider" not in ragged
+    assert "ragged_rows.hpp" in ragged and "paged_rows.hpp" not in ragged
+    paged = text_of(make_spec(schedule, loader="paged"))
+    assert "pages.fetch(" in paged and "paged_rows.hpp" in paged
+    assert "ragged_rows.hpp" not in paged
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_logits_hook_only_if_the_variant_has_one(schedule: str) -> None:
+    assert "variant_logits" not in text_of(make_spec(schedule))
+    text = text_of(make_spec(schedule, variant=causal() & soft_cap()))
+    assert "tanh_approx" in text and "transform_scores(params" in text
+    # The hook comes before the mask, so that a capped -inf cannot come back.
+    body = text[text.index("void attend_block") :]
+    assert body.index("transform_scores(") < body.index("mask_scores(")
+    assert "float logits_soft_cap;" in text
+
+
+def test_one_buffer_or_a_ring() -> None:
+    one = make_spec(tile=Tile(q=64, kv=64, stages=1, threads=128, blocks_per_sm=2))
+    assert "kStages" not in text_of(one) and "Element k[kTileKV * kHeadDim];" in text_of(one)
+    ring = make_spec(tile=Tile(q=64, kv=64, stages=2, threads=128))
+    assert "Element k[kStages][kTileKV * kHeadDim];" in text_of(ring)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_block_barrier_in_the_decode_loop(schedule: str) -> None:
+    text = text_of(make_spec(schedule, loader="paged"))
+    body = text[text.index("void attend_block") :]
+    body = body[: body.index("\n}\n")]
+    assert ("__syncthreads" in body) == (schedule == "ampere_tile")
+    assert ("__syncwarp" in body) == (schedule == "ampere_decode")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_header_and_constants_say_what_was_asked_for(schedule: str, head_dim: int) -> None:
+    spec = make_spec(schedule, head_dim=head_dim, dtype="fp16", group=7, loader="paged")
+    kernel = ampere.emit(spec)
+    text = kernel.text
+    assert text.startswith(f"// {spec.name}\n")
+    assert f"shared memory  {kernel.smem_bytes} bytes" in text
+    assert f"static_assert(sizeof(Smem) == {kernel.smem_bytes});" in text
+    assert "using Element = cute::half_t;" in text
+    assert "token r / 7 under query head 7 kv_head + r % 7" in text
+    for name, value in {
+        "kHeadDim": head_dim, "kTileQ": spec.tile.q, "kTileKV": spec.tile.kv, "kGroup": 7,
+        "kThreads": spec.tile.threads,
+    }.items():  # fmt: skip
+        assert f"constexpr int {name} = {value};" in text
+    if schedule == "ampere_tile":
+        assert f"constexpr int kRowTiles = {row_tiles(spec.tile)};" in text
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("variant", [full(), causal() & sliding_window(), causal() & soft_cap()])
+@pytest.mark.parametrize("loader", ["ragged", "paged"])
+def test_text_is_tidy(schedule: str, variant, loader: str) -> None:  # type: ignore[no-untyped-def]
+    text = text_of(make_spec(schedule, variant=variant, loader=loader))
+    assert max(map(len, text.splitlines())) <= 100 + len(make_spec().name)
+    assert "\n\n\n" not in text and "#if" not in text and "#define" not in text
+    assert not re.search(r"[ \t]\n", text)
+    assert text.count("__global__") == 1
