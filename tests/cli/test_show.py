@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cute_attn.ampere import tiles
 from cute_attn.workloads import load_steps
 
 Invoke = Callable[..., Any]
@@ -63,17 +64,20 @@ def test_plan_of_a_real_step(invoke: Invoke) -> None:
     facts = json.loads(result.stdout)
     assert facts["requests"] == len(step.requests)
     assert facts["thread_blocks"] == 64
-    # 4 query heads per KV head are packed in tiles of 128 rows, for each of 8 KV heads.
-    assert facts["tiles"] == 8 * sum(math.ceil(4 * q / 128) for q in step.q_lens)
+    # 4 query heads per KV head are packed in the rows of a tile, for each of 8 KV heads.
+    rows = tiles("sm_80", "ampere_tile", 128).q
+    assert facts["tiles"] == 8 * sum(math.ceil(4 * q / rows) for q in step.q_lens)
     assert facts["pieces"] >= facts["tiles"] > facts["split_tiles"] > 0
     assert 1 <= facts["imbalance"] < 1.1
 
 
 def test_a_tile_override_changes_the_kernel(invoke: Invoke) -> None:
+    usual = tiles("sm_80", "ampere_tile", 128)
+    keys = 32 if usual.kv != 32 else 64
     as_is = invoke("show", *DEMO_KERNEL).output.split("#include")[0]
-    result = invoke("show", *DEMO_KERNEL, "--tile", "kv=32", "--tile", "stages=2")
+    result = invoke("show", *DEMO_KERNEL, "--tile", f"kv={keys}", "--tile", "stages=1")
     overridden = result.output.split("#include")[0]
-    assert "32 keys" in overridden and "32 keys" not in as_is
+    assert f"{keys} keys" in overridden and f"{usual.kv} keys" in as_is
 
 
 @pytest.mark.parametrize(
