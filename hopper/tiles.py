@@ -15,6 +15,7 @@ from cute_attn.variants import Variant
 SMEM_PER_BLOCK = 232_448  # bytes a block may use on sm_90
 REGISTERS_PER_SM = 65_536
 WORKING_REGISTERS = 24  # addresses, row maxima and sums, loop state: beside the fragments
+MASK_REGISTERS = 44  # the same with a mask
 HOOK_REGISTERS = 56  # the same with a logits hook or a second masked loop
 _BARRIER_BYTES = 1024  # barriers, and the rounding of the last tile to 1024 bytes
 
@@ -49,11 +50,19 @@ def default_tile(
     if loader == "gather":
         producer, consumer = _GATHER_REGISTERS
         tile = replace(tile, producer_registers=producer, consumer_registers=consumer)
-    if variant and (variant.logits or variant.band.left is not None):
-        # The fragments give way to the hooks: fewer keys per block rather than spills.
-        while fragment_registers(tile, head_dim_vo) + HOOK_REGISTERS > tile.consumer_registers:
-            tile = replace(tile, kv=tile.kv - 16)
+    # The fragments give way to the hooks: fewer keys per block rather than spills.
+    need = _working_registers(variant)
+    while fragment_registers(tile, head_dim_vo) + need > tile.consumer_registers:
+        tile = replace(tile, kv=tile.kv - 16)
     return tile
+
+
+def _working_registers(variant: Variant | None) -> int:
+    """Registers beside the fragments; measured: the least with which no table row spills."""
+    if variant is None or not (variant.mask or variant.logits):
+        return WORKING_REGISTERS
+    hooks = variant.logits or variant.band.left is not None
+    return HOOK_REGISTERS if hooks else MASK_REGISTERS
 
 
 def head_dims() -> list[tuple[int, int]]:
