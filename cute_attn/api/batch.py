@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from cute_attn.api import checks, dispatch
+from cute_attn.api import checks, dispatch, torch_ops
 from cute_attn.api.cpu_batch import CpuBatch
 from cute_attn.api.cuda_batch import CudaBatch
 from cute_attn.api.kernel import Kernel
@@ -153,8 +153,6 @@ class BatchAttention:
     def handle(self) -> int:
         """Names this object in `torch.ops.cute_attn.run(handle, q, k, v, out, lse)`."""
         if self._handle is None:
-            from cute_attn.api import torch_ops  # registers the operators
-
             self._handle = torch_ops.register(self)
         return self._handle
 
