@@ -47,5 +47,5 @@ def soft_cap() -> Variant:
         return logits_soft_cap * np.tanh(score / logits_soft_cap)
 
     cap = Scalar("logits_soft_cap", "f32", 30.0, "bound of the scores", positive=True)
-    text = "logits_soft_cap * tanh_approx(score * (1.0f / logits_soft_cap))"
+    text = "logits_soft_cap * fast_tanh(score * (1.0f / logits_soft_cap))"
     return Variant("soft_cap", logits=Hook("soft cap", text, evaluate), scalars=(cap,))

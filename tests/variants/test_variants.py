@@ -131,7 +131,7 @@ def test_bad_variants() -> None:
 PROGRAM = """
 #include <cmath>
 #include <cstdio>
-static float tanh_approx(float x) {{ return std::tanh(x); }}
+static float fast_tanh(float x) {{ return std::tanh(x); }}
 int main() {{
   int b = 1, h = 2, window_left = 4;
   float logits_soft_cap = 20.0f;
