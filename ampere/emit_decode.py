@@ -40,6 +40,6 @@ def emit_decode(spec: KernelSpec) -> GeneratedKernel:
             "keys": "kWarpKeys",
             "copy_keys": "kWarpKeys",
             "copy_threads": "32",
-            "copy_thread": "threadIdx.x % 32",
+            "copy_thread": "opaque(threadIdx.x) % 32",
         },
     )
