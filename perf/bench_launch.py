@@ -1,5 +1,7 @@
 """Host times (section L): run(), plan(), cold compile and warm load.
 
+run() is timed in bursts of 32 calls, as for the layers of a model, and alone on an idle device.
+
     python -m perf.bench_launch [--quick]
 
 Goals: run() with known pointers and `out` given at most 10 us, at the first use of new pointers at
@@ -20,7 +22,8 @@ from cute_attn import BatchAttention, Kernel, build
 from perf import harness
 from perf.cases import Case, lengths, prefill_dense, steps
 
-REPEATS = 300
+REPEATS = 320
+LAYERS = 32
 
 
 def decode_case(batch: int) -> Case:
@@ -29,28 +32,32 @@ def decode_case(batch: int) -> Case:
     return Case("L", f"decode b{batch}", (1,) * batch, own, 32, 8, 128, 16, True)
 
 
-def run_us(prepared: harness.Prepared, repeats: int, *, give_out: bool) -> float:
+def run_us(
+    prepared: harness.Prepared, repeats: int, *, give_out: bool, burst: int = LAYERS
+) -> float:
     """run() with known pointers."""
     run, q, kv = prepared.wrapper.run, prepared.q, prepared.caches[0]
     out = prepared.out if give_out else None
-    return harness.host_us(lambda i: run(q, *kv, out=out), repeats)
+    return harness.host_us(lambda i: run(q, *kv, out=out), repeats, burst=burst)
 
 
 def operator_us(prepared: harness.Prepared, repeats: int) -> float:
     """run() through the torch operator."""
-    handle = prepared.wrapper.handle  # the first use of a handle defines the operator
+    handle = prepared.wrapper.handle
     run = torch.ops.cute_attn.run
     q, out, kv = prepared.q, prepared.out, prepared.caches[0]
     k, v = kv[0], kv[1] if len(kv) > 1 else None
-    return harness.host_us(lambda i: run(handle, q, k, v, out, None), repeats)
+    return harness.host_us(lambda i: run(handle, q, k, v, out, None), repeats, burst=LAYERS)
 
 
 def new_pointer_us(prepared: harness.Prepared) -> float:
     """run() on caches that the wrapper has not seen."""
     (cache,) = prepared.caches[0]
-    fresh = [torch.empty_like(cache) for _ in range(30)]
+    fresh = [torch.empty_like(cache) for _ in range(LAYERS)]
     return harness.host_us(
-        lambda i: prepared.wrapper.run(prepared.q, fresh[i], out=prepared.out), 30
+        lambda i: prepared.wrapper.run(prepared.q, fresh[i], out=prepared.out),
+        LAYERS,
+        burst=LAYERS,
     )
 
 
@@ -67,7 +74,7 @@ def reload_seconds(kernel: Kernel) -> float:
 
 def main() -> int:
     options = harness.parser("Host times, section L.").parse_args()
-    repeats = 50 if options.quick else REPEATS
+    repeats = 64 if options.quick else REPEATS
     cases = [decode_case(16), decode_case(256), steps()[1], prefill_dense()[0]]
     results = harness.open_records("launch", options.out, cases[0].spec(harness.arch()))
 
@@ -79,6 +86,7 @@ def main() -> int:
     for case in cases:
         prepared = harness.prepare(case)
         note(f"run, out given: {case.cfg}", run_us(prepared, repeats, give_out=True))
+        note(f"run, idle device: {case.cfg}", run_us(prepared, repeats, give_out=True, burst=1))
         note(f"run, out allocated: {case.cfg}", run_us(prepared, repeats, give_out=False))
         note(f"run, torch operator: {case.cfg}", operator_us(prepared, repeats))
         if case.page_size is not None:
