@@ -37,6 +37,11 @@ def supports(spec: KernelSpec) -> list[str]:
     return reasons + tiles.tile_reasons(spec.tile, *dims)
 
 
+def include_dirs() -> tuple[Path, ...]:
+    """Directories of our own headers that the kernels include."""
+    return (INCLUDE_DIR, _HERE / "include")
+
+
 def params_of(spec: KernelSpec) -> ParameterBlock:
     """Layout of the struct that the spec's kernel takes."""
     return attention_params(
@@ -89,5 +94,5 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         smem_bytes=smem_bytes,
         blocks_per_sm=1,
         params=params,
-        include_dirs=(INCLUDE_DIR, _HERE / "include"),
+        include_dirs=include_dirs(),
     )

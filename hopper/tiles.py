@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cute_attn.codegen.smem_tile import SmemTile
 from cute_attn.codegen.spec import Tile
 from cute_attn.variants import Variant
 
@@ -72,10 +73,10 @@ def head_dims() -> list[tuple[int, int]]:
 
 def smem_bytes(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> int:
     """Dynamic shared memory of a block, in bytes."""
-    elements = tile.q_stages * tile.q * head_dim_qk + tile.stages * tile.kv * (
-        head_dim_qk + head_dim_vo
-    )
-    return 2 * elements + _BARRIER_BYTES
+    q = tile.q_stages * SmemTile(tile.q, head_dim_qk).bytes
+    k = tile.stages * SmemTile(tile.kv, head_dim_qk).bytes
+    v = tile.stages * SmemTile(tile.kv, head_dim_vo).bytes
+    return q + k + v + _BARRIER_BYTES
 
 
 def fragment_registers(tile: Tile, head_dim_vo: int) -> int:
@@ -98,6 +99,8 @@ def tile_reasons(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> list[str]:
         reasons.append(f"tile.kv is {tile.kv}; wgmma takes multiples of 16 from 16 to 256")
     if tile.stages < 1 or tile.q_stages < 1:
         reasons.append(f"stages is {tile.stages} and q_stages {tile.q_stages}; at least 1")
+    if reasons:
+        return reasons
     used = smem_bytes(tile, head_dim_qk, head_dim_vo)
     if used > SMEM_PER_BLOCK:
         reasons.append(f"{used} bytes of shared memory; a block has {SMEM_PER_BLOCK}")

@@ -1,17 +1,15 @@
 """Tensor maps of K and V for the Hopper kernels.
 
-A map counts (head_dim, rows of a page, kv_heads, pages); ragged KV is one page. A TMA box is 64
-columns (128 bytes, the span of the swizzle) of `box_rows` rows of one head: `codegen` prints the
-copies that match.
+A map counts (head_dim, rows of a page, kv_heads, pages); ragged KV is one page. A TMA box is one
+panel of a shared-memory tile (`codegen.smem_tile`) wide and `box_rows` rows of one head high.
 """
 
 from __future__ import annotations
 
 import torch
 
+from cute_attn.codegen.smem_tile import PANEL_COLUMNS, SWIZZLE_BYTES
 from cute_attn.runtime.tensor_map import TensorMapSpec
-
-BOX_COLUMNS = 64
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -33,6 +31,6 @@ def kv_map(view: torch.Tensor, box_rows: int) -> TensorMapSpec:
         dtype=_DTYPES[view.dtype],
         dims=(dim, *(max(n, 1) for n in sizes)),
         strides_bytes=strides,
-        box=(min(dim, BOX_COLUMNS), box_rows, 1, 1),
-        swizzle=128,
+        box=(min(dim, PANEL_COLUMNS), box_rows, 1, 1),
+        swizzle=SWIZZLE_BYTES,
     )

@@ -7,9 +7,10 @@
 
 namespace cute_attn {
 
-// Element offset of 16-byte piece `piece` of row `row` in a tile of kRows rows.
+// Element offset (codegen.smem_tile.SmemTile.offset) of 16-byte piece `piece` of row `row` in a
+// tile of kRows rows.
 template <int kRows>
-CUTE_DEVICE int swizzled_offset(int row, int piece) {
+CUTE_DEVICE constexpr int swizzled_offset(int row, int piece) {
   return (piece / 8) * kRows * 64 + row * 64 + ((piece % 8) ^ (row % 8)) * 8;
 }
 

@@ -20,6 +20,14 @@ CUTE_DEVICE uint64_t swizzled_descriptor(void const* tile, uint32_t leading) {
   return start | uint64_t(leading >> 4) << 16 | kStride | kSwizzle128B;
 }
 
+// Element offset of k-step i (16 of the summed index) in a tile of kRows rows: along the columns
+// for K-major operands, along the rows for MN-major ones (codegen.smem_tile.SmemTile.wgmma_k_step).
+template <int kRows>
+CUTE_DEVICE constexpr int k_major_step(int i) {
+  return (i / 4) * kRows * 64 + (i % 4) * 16;
+}
+CUTE_DEVICE constexpr int mn_major_step(int i) { return i * 16 * 64; }
+
 namespace detail {
 template <class Mma, int N, int... I>
 CUTE_DEVICE void fma_ss(uint64_t a, uint64_t b, float (&d)[N], cute::SM90::GMMA::ScaleOut scale,
@@ -48,9 +56,9 @@ CUTE_DEVICE void issue_qk(Element const* q, Element const* k, float (&score)[N])
   fence_fragment(score);
   cute::warpgroup_arrive();
   CUTE_UNROLL
-  for (int i = 0; i < kHeadDim / 16; ++i) {  // 16 columns: 32 bytes inside a chunk
-    uint64_t const a = swizzled_descriptor(q + (i / 4) * kTileQ * 64 + (i % 4) * 16, 0);
-    uint64_t const b = swizzled_descriptor(k + (i / 4) * kTileKV * 64 + (i % 4) * 16, 0);
+  for (int i = 0; i < kHeadDim / 16; ++i) {
+    uint64_t const a = swizzled_descriptor(q + k_major_step<kTileQ>(i), 0);
+    uint64_t const b = swizzled_descriptor(k + k_major_step<kTileKV>(i), 0);
     detail::fma_ss<Mma>(a, b, score, i > 0 ? ScaleOut::One : ScaleOut::Zero,
                         cute::make_int_sequence<N>{});
   }
@@ -66,8 +74,8 @@ CUTE_DEVICE void issue_pv(uint32_t const (&p)[P], Element const* v, float (&out)
   fence_fragment(out);
   cute::warpgroup_arrive();
   CUTE_UNROLL
-  for (int i = 0; i < kTileKV / 16; ++i) {  // 16 keys: 16 rows of each chunk
-    uint64_t const b = swizzled_descriptor(v + i * 16 * 64, kTileKV * 128);
+  for (int i = 0; i < kTileKV / 16; ++i) {
+    uint64_t const b = swizzled_descriptor(v + mn_major_step(i), kTileKV * 128);
     detail::fma_rs<Mma>(p + 4 * i, b, out, cute::make_int_sequence<N>{});
   }
   cute::warpgroup_commit_batch();

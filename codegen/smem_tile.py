@@ -1,0 +1,62 @@
+"""Layout of the kernels' shared-memory tiles, defined once.
+
+A tile of R rows and D columns of 16-bit elements is stored as D / 64 panels, one after the other: R
+rows of 64 columns, 128 bytes each. Of the eight 16-byte pieces of row r, piece c lies at place
+c ^ (r % 8): CuTe's Swizzle<3, 4, 3> on byte addresses. This is at once what a TMA box of 64 columns
+with the 128-byte swizzle writes, what a `wgmma` descriptor with the 128-byte layout reads, and what
+`ldmatrix` reads without bank conflicts.
+
+Tensor maps take their boxes from here; `hopper/include/.../wgmma.hpp`, `tile_copy.hpp` and
+`ampere/include/.../smem_tile.hpp` hold the same arithmetic in C++, compared in the tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ELEMENT_BYTES = 2
+SWIZZLE_BYTES = 128  # span of the swizzle: one row of a panel
+PANEL_COLUMNS = SWIZZLE_BYTES // ELEMENT_BYTES
+PIECE_ELEMENTS = 16 // ELEMENT_BYTES
+SWIZZLE_ROWS = 8  # after as many rows the pattern repeats
+PANEL_ALIGNMENT = SWIZZLE_ROWS * SWIZZLE_BYTES  # bytes; the swizzle looks at address bits
+
+
+@dataclass(frozen=True)
+class SmemTile:
+    """A (rows, columns) tile of 16-bit elements; columns is a multiple of 64, rows of 8."""
+
+    rows: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        if self.columns % PANEL_COLUMNS or self.columns < 1:
+            raise ValueError(f"columns is {self.columns}; it takes multiples of {PANEL_COLUMNS}")
+        if self.rows % SWIZZLE_ROWS or self.rows < 1:
+            raise ValueError(f"rows is {self.rows}; it takes multiples of {SWIZZLE_ROWS}")
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * self.columns * ELEMENT_BYTES
+
+    @property
+    def panel_bytes(self) -> int:
+        """Distance between panels: the leading byte offset of an MN-major wgmma operand."""
+        return self.rows * SWIZZLE_BYTES
+
+    def offset(self, row: int, column: int) -> int:
+        """Element offset of (row, column)."""
+        panel, inner = divmod(column, PANEL_COLUMNS)
+        piece, element = divmod(inner, PIECE_ELEMENTS)
+        place = piece ^ (row % SWIZZLE_ROWS)
+        return (panel * self.rows + row) * PANEL_COLUMNS + place * PIECE_ELEMENTS + element
+
+    def wgmma_k_step(self, step: int, *, k_major: bool) -> int:
+        """Element offset of the descriptor start for k-step `step` of 16.
+
+        K-major operands (Q, K) step along the columns, MN-major ones (V) along the rows.
+        """
+        if not k_major:
+            return step * 16 * PANEL_COLUMNS
+        panel, inner = divmod(step * 16, PANEL_COLUMNS)
+        return panel * self.rows * PANEL_COLUMNS + inner

@@ -1,0 +1,81 @@
+"""The one definition of the shared-memory tiles: against CuTe's layout algebra and the C++ text."""
+
+from __future__ import annotations
+
+import pytest
+from pycute.swizzle import Swizzle
+
+from cute_attn import hopper
+from cute_attn.codegen.smem_tile import (
+    ELEMENT_BYTES,
+    PANEL_ALIGNMENT,
+    PANEL_COLUMNS,
+    SWIZZLE_BYTES,
+    SmemTile,
+)
+from cute_attn.runtime import CompileRequest, compile_source
+
+SHAPES = [(8, 64), (80, 256), (128, 128)]
+
+
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+def test_offsets_are_cutes_swizzle_of_row_major_panels(rows: int, columns: int) -> None:
+    tile, swizzle = SmemTile(rows, columns), Swizzle(3, 4, 3)
+    seen = set()
+    for row in range(rows):
+        for column in range(columns):
+            panel, inner = divmod(column, PANEL_COLUMNS)
+            linear = panel * rows * SWIZZLE_BYTES + row * SWIZZLE_BYTES + inner * ELEMENT_BYTES
+            assert tile.offset(row, column) * ELEMENT_BYTES == swizzle(linear)
+            seen.add(tile.offset(row, column))
+    assert len(seen) == rows * columns and max(seen) * ELEMENT_BYTES < tile.bytes
+
+
+def test_panels_begin_where_the_pattern_does() -> None:
+    for rows, columns in SHAPES:
+        assert SmemTile(rows, columns).panel_bytes % PANEL_ALIGNMENT == 0
+
+
+def test_eight_rows_of_a_column_of_pieces_cover_all_banks() -> None:
+    tile = SmemTile(16, 64)
+    for column in range(0, 64, 8):
+        banks = {tile.offset(row, column) * ELEMENT_BYTES // 4 % 32 // 4 for row in range(8)}
+        assert len(banks) == 8
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(12, 64), (8, 32), (0, 64), (8, 0)])
+def test_other_shapes_are_refused(rows: int, columns: int) -> None:
+    with pytest.raises(ValueError, match="multiples"):
+        SmemTile(rows, columns)
+
+
+def test_hopper_headers_hold_the_same_arithmetic() -> None:
+    """Compiled, not run: a wrong number is a failing static_assert."""
+    checks = []
+    for rows, columns in SHAPES:
+        tile = SmemTile(rows, columns)
+        for row in (0, 1, 5, 7, rows - 1):
+            for piece in range(columns // 8):
+                want = tile.offset(row, piece * 8)
+                checks.append(f"swizzled_offset<{rows}>({row}, {piece}) == {want}")
+        for step in range(columns // 16):
+            checks.append(
+                f"k_major_step<{rows}>({step}) == {tile.wgmma_k_step(step, k_major=True)}"
+            )
+        for step in range(rows // 16):
+            want = tile.wgmma_k_step(step, k_major=False)
+            checks.append(f"mn_major_step({step}) == {want}")
+    asserts = "\n".join(f"static_assert({check});" for check in checks)
+    source = f"""
+#include <cute_attn/hopper/tile_copy.hpp>
+#include <cute_attn/hopper/wgmma.hpp>
+namespace cute_attn {{
+{asserts}
+}}
+extern "C" __global__ void nothing() {{}}
+"""
+    include_dirs = hopper.include_dirs()
+    compile_source(CompileRequest(source, "nothing", "sm_90a", include_dirs))
+    wrong = source.replace(f"== {SmemTile(8, 64).offset(1, 0)});", "== 0);", 1)
+    with pytest.raises(Exception, match="static assertion failed"):
+        compile_source(CompileRequest(wrong, "nothing", "sm_90a", include_dirs))
