@@ -23,6 +23,8 @@ class GeneratedKernel:
         blocks_per_sm: resident blocks per SM that the launch bounds ask for.
         params: layout of the struct that the entry takes by value.
         include_dirs: directories of our own headers, beside CuTe's.
+        dependent_launch: launched as a programmatic dependent of its predecessor in the stream (it
+            waits for it itself).
     """
 
     name: str
@@ -33,3 +35,4 @@ class GeneratedKernel:
     blocks_per_sm: int
     params: ParameterBlock
     include_dirs: tuple[Path, ...]
+    dependent_launch: bool = False

@@ -16,6 +16,11 @@ LOADERS = ("ragged", "paged", "gather")
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
 
 
+def has_dependent_launch(arch: str) -> bool:
+    """Whether kernels of an architecture can use programmatic dependent launch."""
+    return arch.startswith("sm_9")
+
+
 class UnsupportedSpecError(ValueError):
     """No kernel can be generated for a spec; `reasons` says why, one line each."""
 

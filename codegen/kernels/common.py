@@ -37,13 +37,10 @@ class RowThreads:
 
 
 def row_threads(head_dim: int, *, teams: int, threads: int) -> RowThreads:
-    """Lanes for rows of `head_dim` elements; `threads` bounds the block when teams is 1.
-
-    Rows that are shared by several teams need the block's barrier, so such a block has one row.
-    """
+    """Lanes for rows of `head_dim` elements, in blocks of at most `threads` threads."""
     vectors = head_dim // _VECTOR
     lanes = next(n for n in range(min(32, vectors), 0, -1) if vectors % n == 0)
-    rows = 1 if teams > 1 else max(1, threads // lanes)
+    rows = max(1, threads // (lanes * teams))
     return RowThreads(lanes, vectors // lanes, teams, rows)
 
 

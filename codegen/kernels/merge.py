@@ -1,7 +1,9 @@
 """The merge kernel: combines the partial results of tiles whose KV was split.
 
-It follows the attention kernel in the stream. Block (i, j) takes split record i of the plan and a
-few of its packed rows; blocks past the number of split tiles leave at once, so the grid is fixed.
+It follows the attention kernel in the stream. Block (i, j) takes split record i of the plan and
+some of its packed rows; blocks past the number of split tiles leave at once, so the grid is fixed.
+From sm_90 on it is launched as a programmatic dependent: its blocks are already there when the
+attention kernel ends.
 """
 
 from __future__ import annotations
@@ -18,14 +20,17 @@ from cute_attn.codegen.kernels.common import (
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
+from cute_attn.codegen.spec import has_dependent_launch
 
 SMALL_TILE = 32
 """Tiles of at most this many rows are split in many pieces (decode) and there are few rows: four
-teams of threads share the partials of a row. Larger tiles are split in few pieces."""
+teams of threads share the partials of a row, and one block takes all rows of a tile, four at a
+time. Larger tiles are split in few pieces."""
 
 
 def _threads(tile_q: int, head_dim_vo: int) -> RowThreads:
-    return row_threads(head_dim_vo, teams=4 if tile_q <= SMALL_TILE else 1, threads=256)
+    small = tile_q <= SMALL_TILE
+    return row_threads(head_dim_vo, teams=4 if small else 1, threads=512 if small else 256)
 
 
 def emit_merge(arch: str, dtype: str, head_dim_vo: int, tile_q: int, group: int) -> GeneratedKernel:
@@ -59,10 +64,22 @@ def emit_merge(arch: str, dtype: str, head_dim_vo: int, tile_q: int, group: int)
         tile_q=tile_q,
         group=group,
         split=split,
+        dependent_launch=has_dependent_launch(arch),
     )
-    return GeneratedKernel(name, text, arch, split.threads, 0, 1, params, (INCLUDE_DIR,))
+    return GeneratedKernel(
+        name=name,
+        text=text,
+        arch=arch,
+        threads=split.threads,
+        smem_bytes=0,
+        blocks_per_sm=1,
+        params=params,
+        include_dirs=(INCLUDE_DIR,),
+        dependent_launch=has_dependent_launch(arch),
+    )
 
 
 def merge_grid(head_dim_vo: int, tile_q: int, num_blocks: int) -> tuple[int, int, int]:
     """Grid of the merge kernel for a plan of `num_blocks` blocks."""
-    return num_blocks, -(-tile_q // _threads(tile_q, head_dim_vo).rows), 1
+    per_tile = 1 if tile_q <= SMALL_TILE else -(-tile_q // _threads(tile_q, head_dim_vo).rows)
+    return num_blocks, per_tile, 1

@@ -83,7 +83,13 @@ class Kernel:
         found = self._launchers.get(device)
         if found is None:
             generated, module = self.generated, self.compiled.module
-            found = Launcher(module, generated.threads, generated.smem_bytes, device=device)
+            found = Launcher(
+                module,
+                generated.threads,
+                generated.smem_bytes,
+                pdl=generated.dependent_launch,
+                device=device,
+            )
             # The driver loads lazily; the occupancy query makes it load now, not under capture.
             module.max_blocks_per_sm(generated.threads, generated.smem_bytes, device)
             self._launchers[device] = found
