@@ -11,7 +11,7 @@ from cute_attn.codegen.hooks import cpp_hooks
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
-from cute_attn.codegen.spec import KernelSpec
+from cute_attn.codegen.spec import KernelSpec, has_dependent_launch
 
 _HERE = Path(__file__).parent
 _ELEMENTS = {"bf16": "bfloat16_t", "fp16": "half_t"}
@@ -34,6 +34,7 @@ def kernel(
         params_struct=cpp_struct(params),
         hooks=cpp_hooks(spec.variant),
         smem_bytes=smem,
+        dependent_launch=has_dependent_launch(spec.arch),
         band_left=band.left is not None,
         band_right=band.right is not None,
         name_is_long=len(spec.name) > 100 - len("    (const __grid_constant__ Params params) {"),
@@ -56,10 +57,12 @@ def kernel(
 def includes(spec: KernelSpec) -> list[str]:
     """Headers that a kernel uses."""
     rows = "paged_rows" if spec.loader == "paged" else "ragged_rows"
+    dependent = ["cute_attn/dependent_launch.hpp"] if has_dependent_launch(spec.arch) else []
     return [
         f"cute_attn/ampere/{rows}.hpp",
         "cute_attn/ampere/warp_gemm.hpp",
         "cute_attn/ampere/work_queue.hpp",
+        *dependent,
         "cute_attn/softmax.hpp",
     ]
 

@@ -121,3 +121,11 @@ def test_text_is_tidy(schedule: str, variant, loader: str) -> None:  # type: ign
     assert "\n\n\n" not in text and "#if" not in text and "#define" not in text
     assert not re.search(r"[ \t]\n", text)
     assert text.count("__global__") == 1
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_merge_may_start_early_where_the_hardware_can(schedule: str) -> None:
+    assert "let_successor_start();" in text_of(make_spec(schedule, arch="sm_90"))
+    for arch in ("sm_80", "sm_86", "sm_89"):
+        text = text_of(make_spec(schedule, arch=arch))
+        assert "successor" not in text and "dependent_launch" not in text
