@@ -68,11 +68,12 @@ def test_matrix_compiles_clean(spec: KernelSpec) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", FURTHER_VARIANTS, ids=lambda s: s.name)
 def test_further_variants_hardly_spill(spec: KernelSpec) -> None:
-    # At head_dim 128 the tile schedule uses every register: the masked copy of the loop may spill
-    # the 64-bit address of a column (its masks are the user's), nothing else may.
+    # Two kernels use every register: tiles of head_dim 128 (128 output, 64 scores) and decode of
+    # head_dim 256 (128 output, 64 query operands). Masks with more arguments than causal's may push
+    # a few addresses out of them.
     resources = build(spec).resources
-    tight = spec.schedule == "ampere_tile" and spec.head_dim_qk == 128
-    assert resources.spill_store_bytes <= (16 if tight else 0)
+    allowed = {("ampere_tile", 128): 16, ("ampere_decode", 256): 80}
+    assert resources.spill_store_bytes <= allowed.get((spec.schedule, spec.head_dim_qk), 0)
     assert resources.registers <= register_limit(spec.tile)
 
 
