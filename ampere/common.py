@@ -21,7 +21,12 @@ def kernel(
     spec: KernelSpec, template: str, *, description: list[str], values: dict[str, Any]
 ) -> GeneratedKernel:
     """Renders `template` with the values that all Ampere kernels use, and `values`."""
-    params = attention_params(tma=False, paged=spec.loader == "paged", variant=spec.variant)
+    params = attention_params(
+        tma=False,
+        paged=spec.loader == "paged",
+        variant=spec.variant,
+        fused_merge=spec.fuses_merge,
+    )
     smem = smem_bytes(spec.schedule, spec.tile, spec.head_dim_qk)
     band = spec.variant.band
     text = render(
@@ -34,7 +39,7 @@ def kernel(
         params_struct=cpp_struct(params),
         hooks=cpp_hooks(spec.variant),
         smem_bytes=smem,
-        dependent_launch=has_dependent_launch(spec.arch),
+        dependent_launch=_releases_merge(spec),
         band_left=band.left is not None,
         band_right=band.right is not None,
         name_is_long=len(spec.name) > 100 - len("    (const __grid_constant__ Params params) {"),
@@ -57,14 +62,22 @@ def kernel(
 def includes(spec: KernelSpec) -> list[str]:
     """Headers that a kernel uses."""
     rows = "paged_rows" if spec.loader == "paged" else "ragged_rows"
-    dependent = ["cute_attn/dependent_launch.hpp"] if has_dependent_launch(spec.arch) else []
-    return [
+    dependent = ["cute_attn/dependent_launch.hpp"] if _releases_merge(spec) else []
+    fused = ["cute_attn/ampere/piece_merge.hpp"] if spec.fuses_merge else []
+    headers = [
         f"cute_attn/ampere/{rows}.hpp",
         "cute_attn/ampere/warp_gemm.hpp",
         "cute_attn/ampere/work_queue.hpp",
-        *dependent,
         "cute_attn/softmax.hpp",
+        *dependent,
+        *fused,
     ]
+    return sorted(headers)
+
+
+def _releases_merge(spec: KernelSpec) -> bool:
+    """Whether the kernel lets the merge kernel that follows it start early."""
+    return has_dependent_launch(spec.arch) and not spec.fuses_merge
 
 
 def constants(entries: list[tuple[str, int, str]]) -> list[str]:

@@ -55,15 +55,24 @@ _COMMON = (
 )
 
 
-def attention_params(*, tma: bool, paged: bool, variant: Variant) -> ParameterBlock:
+_ARRIVALS = Field(
+    "arrivals", "pointer", "(slots), pieces of a tile that are done; 0 between launches", "int32_t"
+)
+
+
+def attention_params(
+    *, tma: bool, paged: bool, variant: Variant, fused_merge: bool = False
+) -> ParameterBlock:
     """Fields of an attention kernel.
 
     Args:
         tma: K and V come through tensor maps rather than pointers and strides.
         paged: there is a page table.
         variant: its scalars are appended under their own names.
+        fused_merge: the last piece of a split tile merges all of them.
     """
-    fields = (_TENSOR_MAPS if tma else ()) + _ROWS + (() if tma else _KV_POINTERS)
+    rows = (*_ROWS[:6], _ARRIVALS, *_ROWS[6:]) if fused_merge else _ROWS
+    fields = (_TENSOR_MAPS if tma else ()) + rows + (() if tma else _KV_POINTERS)
     fields += (_PAGES if paged else ()) + (_TMA_BOX if tma and paged else ()) + _COMMON
     fields += tuple(Field(s.name, s.kind, s.comment) for s in variant.scalars)
     return ParameterBlock(fields)

@@ -26,7 +26,11 @@ class UnsupportedSpecError(ValueError):
 
     def __init__(self, what: str, reasons: list[str]) -> None:
         super().__init__(f"cannot generate {what}:\n" + "\n".join(f"  - {r}" for r in reasons))
+        self.what = what
         self.reasons = reasons
+
+    def __reduce__(self) -> tuple[type, tuple[str, list[str]]]:
+        return type(self), (self.what, self.reasons)  # so that it crosses process borders
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,11 @@ class KernelSpec:
     group: int
     variant: Variant
     tile: Tile
+
+    @property
+    def fuses_merge(self) -> bool:
+        """Whether the kernel itself merges split tiles, so that no merge kernel follows it."""
+        return self.schedule == "ampere_decode"
 
     @property
     def digest(self) -> str:

@@ -122,3 +122,9 @@ def check_slots(plan: Plan) -> None:
         assert {item.request for item in items} == {request}
         for left, right in itertools.pairwise(items):
             assert left.block_end == right.block_begin
+    # Every cut inside a tile knows the slots of all its pieces.
+    of_tile = {tile: (first, size) for tile, _, first, size in records}
+    for tile, block, _, slot, first, size, *_ in plan.view.cuts.tolist():
+        if block > 0:
+            assert (first, size) == of_tile[tile]
+            assert first < slot < first + size

@@ -1,9 +1,9 @@
 """Layout of the plan: one flat int32 buffer that tells every thread block what to compute.
 
     header    16 ints                       counts and the tile geometry the plan was made for
-    cuts      (num_blocks + 1) x 4 ints     where each block's share of the stream-K line begins
+    cuts      (num_blocks + 1) x 8 ints     where each block's share of the stream-K line begins
     splits    num_blocks x 4 ints           tiles whose KV was split, for the merge
-    padding   4 ints                        so that request records are 32-byte aligned
+    padding                                 so that request records are 32-byte aligned
     requests  (max_requests + 1) x 8 ints   request records, sorted, closed by a sentinel
 
 Every offset follows from `num_blocks` (the grid) alone, so a captured CUDA graph needs only new
@@ -47,10 +47,20 @@ HEADER_FIELDS = (
     "reserved_14",
     "reserved_15",
 )
-CUT_FIELDS = ("tile", "block", "request", "slot")
+CUT_FIELDS = (
+    "tile",
+    "block",
+    "request",
+    "slot",
+    "first_slot",
+    "num_slots",
+    "reserved_6",
+    "reserved_7",
+)
 """A cut lies before KV block `block` (counted from the tile's first visible block) of `tile`, which
 belongs to record `request`. If block > 0 the tile is split here: the piece after the cut writes
-partial slot `slot`, the piece before it slot - 1."""
+partial slot `slot`, the piece before it slot - 1; the pieces of the tile have `num_slots` slots
+from `first_slot` on."""
 SPLIT_FIELDS = ("tile", "request", "first_slot", "num_slots")
 REQUEST_FIELDS = (
     "q_start",  # first query row of the request in q and out
@@ -123,7 +133,8 @@ class PlanLayout:
 
     @property
     def requests(self) -> int:
-        return self.splits + len(SPLIT_FIELDS) * self.num_blocks + 4
+        end = self.splits + len(SPLIT_FIELDS) * self.num_blocks
+        return -(-end // len(REQUEST_FIELDS)) * len(REQUEST_FIELDS)
 
     @property
     def size(self) -> int:
@@ -150,7 +161,7 @@ class PlanView:
         self.layout = layout
         self.header = buffer[: layout.cuts]
         self.cuts = buffer[layout.cuts : layout.splits].reshape(-1, len(CUT_FIELDS))
-        splits_end = layout.requests - 4
+        splits_end = layout.splits + len(SPLIT_FIELDS) * layout.num_blocks
         self.splits = buffer[layout.splits : splits_end].reshape(-1, len(SPLIT_FIELDS))
         rows = (buffer.size - layout.requests) // len(REQUEST_FIELDS)
         end = layout.requests + rows * len(REQUEST_FIELDS)

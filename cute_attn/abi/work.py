@@ -117,8 +117,8 @@ class WorkWalker:
                 request = self._request_of(tile, request)
                 yield self.tile_item(request, tile)
 
-        tile, offset, request, slot = (int(x) for x in self.plan.cuts[block])
-        last_tile, last_offset, _, last_slot = (int(x) for x in self.plan.cuts[block + 1])
+        tile, offset, request, slot = (int(x) for x in self.plan.cuts[block, :4])
+        last_tile, last_offset, _, last_slot = (int(x) for x in self.plan.cuts[block + 1, :4])
         while (tile, offset) < (last_tile, last_offset):
             request = self._request_of(tile, request)
             whole = self.tile_item(request, tile)

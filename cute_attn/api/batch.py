@@ -6,7 +6,7 @@
         layer.out = batch.run(layer.q, layer.kv_cache)
 
 Prefill, append, decode and batches that mix them are one call: one attention kernel, and one merge
-if the scheduler has split the KV of some tile. On CPU tensors the same plan runs on the reference
+if the scheduler has split the KV of some tile (the decode kernel merges its tiles itself). On CPU tensors the same plan runs on the reference
 executor.
 """
 
@@ -98,8 +98,8 @@ class BatchAttention:
             checks.one_of("schedule", schedule, SCHEDULES)
         if sm_scale is None:
             sm_scale = 1 / math.sqrt(head_dim)
-        if not math.isfinite(sm_scale):
-            raise ValueError(f"sm_scale is {sm_scale}; it takes a finite number")
+        if not (math.isfinite(sm_scale) and sm_scale > 0):
+            raise ValueError(f"sm_scale is {sm_scale}; it takes a positive finite number")
         self._shape = BatchShape(
             num_qo_heads=num_qo_heads,
             num_kv_heads=num_kv_heads,
@@ -146,7 +146,10 @@ class BatchAttention:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Attention kernel and merge of the last step; empty before plan() and on the CPU."""
+        """Attention kernel of the last step, and its merge if it is a kernel of its own.
+
+        Empty before plan() and on the CPU.
+        """
         return self._backend.kernels if isinstance(self._backend, CudaBatch) else ()
 
     @property
@@ -164,8 +167,7 @@ class BatchAttention:
         """
         if isinstance(self._backend, CpuBatch):
             return 0
-        size = self._backend.workspace_size(page_size)
-        return size.partial_out + size.partial_lse
+        return self._backend.workspace_size(page_size).total
 
     def plan(
         self,

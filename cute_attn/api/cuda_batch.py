@@ -20,7 +20,14 @@ from cute_attn.api.step import Step
 from cute_attn.api.stream_order import StreamOrder
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.runtime.device import device_info
-from cute_attn.scheduler import Geometry, Plan, WorkspaceSize, plan_batch, workspace_size
+from cute_attn.scheduler import (
+    ARRIVALS_BYTES,
+    Geometry,
+    Plan,
+    WorkspaceSize,
+    plan_batch,
+    workspace_size,
+)
 
 _UNKNOWN: tuple[Any, Any] = (None, None)
 
@@ -70,7 +77,7 @@ class CudaBatch:
         self._set: LaunchSet
         self._step: Step
         self._paging = Paging(0, None, 0)
-        self._partials = (0, 0)
+        self._partials: tuple[int, ...] = (0, 0)
         self._has_merge = False
         self._q_known = self._out_known = self._lse_known = _UNKNOWN
         self._row_fields: tuple[int, ...] | None = None  # what follows q, out, lse in a block
@@ -78,13 +85,13 @@ class CudaBatch:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """The attention kernel of the last step and its merge; empty before the first plan."""
-        return () if self.plan_of_step is None else (self._set.kernel, self._set.merge)
+        """The attention kernel of the last step, and its merge if that is a kernel of its own."""
+        return () if self.plan_of_step is None else self._set.kernels
 
     def workspace_size(self, page_size: int | None) -> WorkspaceSize:
         """What any step needs: the larger of decode and prefill."""
         specs = [self._choose_spec(page_size, small, self._schedule) for small in (True, False)]
-        return max(map(self._size_of, specs), key=lambda size: size.partial_out)
+        return max(map(self._size_of, specs), key=lambda size: size.total)
 
     def plan(self, step: Step) -> None:
         """Plans a step and sends it to the device on the current stream, without waiting."""
@@ -119,7 +126,7 @@ class CudaBatch:
             self._partials = self._reserve_workspace(spec)
             self._store.write(plan, step)
         self._set, self._step, self.plan_of_step = kernels, step, plan
-        self._has_merge = self._cuda_graph or plan.num_split_tiles > 0
+        self._has_merge = not spec.fuses_merge and (self._cuda_graph or plan.num_split_tiles > 0)
         sparse_rows = 0 if step.kv_format.has_positions else step.kv_format.num_rows
         paging = Paging(self._store.table_address, step.page_size, sparse_rows)
         if paging != self._paging:  # argument blocks compare it by identity
@@ -169,23 +176,28 @@ class CudaBatch:
 
     def _check_workspace(self, spec: KernelSpec) -> None:
         given, size = self._given_workspace, self._size_of(spec)
-        need = size.partial_out + size.partial_lse
-        if given is not None and given.numel() < need:
+        if given is not None and given.numel() < size.total:
             raise ValueError(
-                f"workspace has {given.numel()} bytes; {spec.schedule} needs {need}"
+                f"workspace has {given.numel()} bytes; {spec.schedule} needs {size.total}"
                 " (ask workspace_size() before planning)"
             )
 
-    def _reserve_workspace(self, spec: KernelSpec) -> tuple[int, int]:
-        """Addresses of partial_out and partial_lse."""
+    def _reserve_workspace(self, spec: KernelSpec) -> tuple[int, ...]:
+        """Addresses of partial_out and partial_lse, and of arrivals if the kernel counts them."""
         size = self._size_of(spec)
-        need = size.partial_out + size.partial_lse
+        before = self._workspace
         if self._given_workspace is not None:
             self._workspace = self._given_workspace
-        elif self._workspace is None or self._workspace.numel() < need:
-            self._workspace = torch.empty(need, dtype=torch.uint8, device=self._shape.device)
-        address = self._workspace.data_ptr()
-        return address, address + size.partial_out
+        elif before is None or before.numel() < size.total:
+            self._workspace = torch.empty(size.total, dtype=torch.uint8, device=self._shape.device)
+        assert self._workspace is not None
+        if self._workspace is not before:
+            self._workspace[:ARRIVALS_BYTES].zero_()  # from now on the kernels keep them at zero
+        base = self._workspace.data_ptr()
+        arrivals, partial_out, partial_lse = (base + offset for offset in size.offsets)
+        if spec.fuses_merge:
+            return partial_out, partial_lse, arrivals
+        return partial_out, partial_lse
 
     def _check_captured(self, step: Step) -> None:
         """A replayed graph reads the tensors it was captured with: the step must fit in them."""
@@ -281,20 +293,15 @@ class CudaBatch:
             self._note_capture(q.shape[0], binding.capacity)
         kernels.launch(kernels.num_blocks, stream, arguments.address)
         if self._has_merge:
-            merge = kernels.merge_arguments
-            kernels.pack_merge_rows(
-                merge.view, kernels.merge_rows_offset, out_address, lse_address, *self._merge_fields
-            )
-            kernels.launch_merge(kernels.merge_grid, stream, merge.address)
+            kernels.run_merge(stream, out_address, lse_address, self._merge_fields)
         if other_stream:
             self._order.after_run()
         return out, lse
 
     def _set_row_fields(self, q: torch.Tensor, out: torch.Tensor) -> tuple[int, ...]:
-        buffers = (self._store.plan_address, *self._partials)
-        out_strides = out.stride()[:2]
-        self._row_fields = (*buffers, *q.stride()[:2], *out_strides)
-        self._merge_fields = (*buffers, *out_strides)
+        plan, out_strides = self._store.plan_address, out.stride()[:2]
+        self._row_fields = (plan, *self._partials, *q.stride()[:2], *out_strides)
+        self._merge_fields = (plan, *self._partials[:2], *out_strides)
         return self._row_fields
 
     def _before_run_elsewhere(self) -> None:

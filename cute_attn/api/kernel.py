@@ -161,7 +161,7 @@ def warmup(
 ) -> list[CompiledKernel]:
     """Compiles many kernels in parallel processes, so that later calls find them in the cache.
 
-    With a spec comes the merge kernel that follows it.
+    With a spec comes the merge kernel that follows it, if it does not merge itself.
 
     Args:
         specs: specs, or generated kernels.
@@ -177,7 +177,8 @@ def warmup(
     """
     specs = list(specs)
     generated = [dispatch.emit(s) if isinstance(s, KernelSpec) else s for s in specs]
-    merges = [merge_of(s) for s in specs if isinstance(s, KernelSpec)]
+    attention = [s for s in specs if isinstance(s, KernelSpec)]
+    merges = [merge_of(s) for s in attention if not s.fuses_merge]
     requests = [request_of(g) for g in [*generated, *dict.fromkeys(merges)]]
     compiled = []
     for result in compile_many(requests, jobs, progress):

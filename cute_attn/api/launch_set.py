@@ -11,7 +11,7 @@ import torch
 
 from cute_attn.api import checks
 from cute_attn.api.arguments import Arguments, FieldWriter
-from cute_attn.api.kernel import build, build_generated, merge_of
+from cute_attn.api.kernel import Kernel, build, build_generated, merge_of
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import Step
 from cute_attn.api.tensor_maps import kv_map
@@ -79,6 +79,24 @@ class Binding:
         return v.shape == self._v_shape and v.stride() == self._v_strides and v.dtype is self._dtype
 
 
+class Merge:
+    """The merge kernel that follows an attention kernel which does not merge itself."""
+
+    def __init__(self, spec: KernelSpec, shape: BatchShape, num_blocks: int, index: int) -> None:
+        self.kernel = build_generated(merge_of(spec))
+        self._launch = self.kernel.launcher(index).launch
+        self._grid = merge_grid(spec.head_dim_vo, spec.tile.q, num_blocks)
+        self._arguments = self.kernel.arguments()
+        self._arguments.set(num_kv_heads=shape.num_kv_heads)
+        rows = FieldWriter(self.kernel.generated.params, _MERGE_ROWS)
+        self._pack_rows, self._rows_offset = rows.pack_into, rows.offset
+
+    def run(self, stream: int, out: int, lse: int, fields: tuple[int, ...]) -> None:
+        """Launches it; see `LaunchSet.run_merge`."""
+        self._pack_rows(self._arguments.view, self._rows_offset, out, lse, *fields)
+        self._launch(self._grid, stream, self._arguments.address)
+
+
 class LaunchSet:
     """Compiled and loaded kernels of one spec.
 
@@ -96,21 +114,26 @@ class LaunchSet:
             spec.head_dim_qk, spec.head_dim_vo, blocks_per_sm=spec.tile.blocks_per_sm
         )
         self.kernel = build(spec)
-        self.merge = build_generated(merge_of(spec))
         self.launch = self.kernel.launcher(index).launch
-        self.launch_merge = self.merge.launcher(index).launch
-        self.merge_grid = merge_grid(spec.head_dim_vo, spec.tile.q, num_blocks)
-        self.merge_arguments = self.merge.arguments()
-        self.merge_arguments.set(num_kv_heads=shape.num_kv_heads)
+        self._merge = None if spec.fuses_merge else Merge(spec, shape, num_blocks, index)
         self._shape = shape
         self._params = self.kernel.generated.params
-        rows = FieldWriter(self._params, _ROWS)
+        names = (*_ROWS[:6], "arrivals", *_ROWS[6:]) if spec.fuses_merge else _ROWS
+        rows = FieldWriter(self._params, names)
         self.pack_rows, self.rows_offset = rows.pack_into, rows.offset
-        rows = FieldWriter(self.merge.generated.params, _MERGE_ROWS)
-        self.pack_merge_rows, self.merge_rows_offset = rows.pack_into, rows.offset
         self.bindings: dict[tuple[int, int], Binding] = {}
         self._by_shape: dict[tuple[Any, ...], Binding] = {}
         self._encoders: dict[TensorMapSpec, TensorMapEncoder] = {}
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Attention, and the merge if it is a kernel of its own."""
+        return (self.kernel,) if self._merge is None else (self.kernel, self._merge.kernel)
+
+    def run_merge(self, stream: int, out: int, lse: int, fields: tuple[int, ...]) -> None:
+        """Launches the merge. `fields`: what follows out and lse in its argument block."""
+        assert self._merge is not None
+        self._merge.run(stream, out, lse, fields)
 
     def bind(
         self, k: torch.Tensor, v: torch.Tensor | None, step: Step, paging: Paging, spare: int

@@ -104,8 +104,13 @@ def generate(axes: Axes) -> list[GeneratedKernel]:
 
 
 def with_merges(specs: Iterable[KernelSpec]) -> list[GeneratedKernel]:
-    """Each attention kernel, then its merge; none twice."""
-    return unique(kernel for spec in specs for kernel in (emit(spec), merge_of(spec)))
+    """Each attention kernel, then its merge if it has one; none twice."""
+    kernels = []
+    for spec in specs:
+        kernels.append(emit(spec))
+        if not spec.fuses_merge:
+            kernels.append(merge_of(spec))
+    return unique(kernels)
 
 
 def unique(kernels: Iterable[GeneratedKernel]) -> list[GeneratedKernel]:

@@ -8,9 +8,15 @@ from cute_attn.scheduler.cost import DEFAULT_COST, H200, CostModel, Gpu
 from cute_attn.scheduler.min_heap import HeapAssignment, plan_min_heap
 from cute_attn.scheduler.planner import Plan, plan_batch
 from cute_attn.scheduler.simulator import Report, plan_items, simulate
-from cute_attn.scheduler.workspace import WorkspaceSize, max_slots, workspace_size
+from cute_attn.scheduler.workspace import (
+    ARRIVALS_BYTES,
+    WorkspaceSize,
+    max_slots,
+    workspace_size,
+)
 
 __all__ = [
+    "ARRIVALS_BYTES",
     "DEFAULT_COST",
     "H200",
     "CostModel",

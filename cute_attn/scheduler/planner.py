@@ -283,6 +283,10 @@ def _write(
         view.cuts[:, 2] = runs.record[cuts.run]
     view.cuts[:, 3] = slot
     if first.size:
+        inner = cuts.block > 0
+        of_cut = np.searchsorted(first, np.flatnonzero(inner), side="right") - 1  # its split tile
+        view.cuts[inner, 4] = slot[first][of_cut] - 1
+        view.cuts[inner, 5] = pieces[of_cut]
         splits = view.splits[: first.size]
         splits[:, 0] = cuts.tile[first]
         splits[:, 1] = runs.record[cuts.run[first]]

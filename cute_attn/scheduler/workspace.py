@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from cute_attn.abi import PlanLayout
 
 _ALIGNMENT = 256
+ARRIVALS_BYTES = 1 << 15
+"""Room for an int32 counter per partial slot, of grids of up to 4,097 blocks."""
 
 
 def max_slots(num_blocks: int) -> int:
@@ -34,13 +36,16 @@ class WorkspaceSize:
 
     @property
     def offsets(self) -> tuple[int, int, int]:
-        """Byte offsets of plan, partial_out and partial_lse in one allocation; 256-byte aligned."""
-        out = _align(self.plan)
-        return 0, out, out + _align(self.partial_out)
+        """Byte offsets of arrivals, partial_out and partial_lse in the workspace.
+
+        The arrival counters come first and take `ARRIVALS_BYTES` whatever the kernel, so that
+        kernels with other tiles can share a workspace. They are zero between launches.
+        """
+        return 0, ARRIVALS_BYTES, ARRIVALS_BYTES + _align(self.partial_out)
 
     @property
     def total(self) -> int:
-        """Bytes of one allocation that holds all three."""
+        """Bytes of the workspace: all but the plan."""
         return self.offsets[2] + _align(self.partial_lse)
 
 
@@ -64,6 +69,8 @@ def workspace_size(
     ):
         if value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
+    if 4 * max_slots(num_blocks) > ARRIVALS_BYTES:
+        raise ValueError(f"num_blocks is {num_blocks}; a workspace serves up to 4097")
     rows = max_slots(num_blocks) * tile_q
     return WorkspaceSize(
         plan=4 * PlanLayout(num_blocks, max_requests).size,

@@ -123,9 +123,14 @@ def test_text_is_tidy(schedule: str, variant, loader: str) -> None:  # type: ign
     assert text.count("__global__") == 1
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_merge_may_start_early_where_the_hardware_can(schedule: str) -> None:
-    assert "let_successor_start();" in text_of(make_spec(schedule, arch="sm_90"))
+def test_the_merge_may_start_early_where_the_hardware_can() -> None:
+    assert "let_successor_start();" in text_of(make_spec("ampere_tile", arch="sm_90"))
     for arch in ("sm_80", "sm_86", "sm_89"):
-        text = text_of(make_spec(schedule, arch=arch))
+        text = text_of(make_spec("ampere_tile", arch=arch))
         assert "successor" not in text and "dependent_launch" not in text
+
+
+def test_decode_merges_split_tiles_itself() -> None:
+    text = text_of(make_spec("ampere_decode", arch="sm_90"))
+    assert "merge_pieces(params, item, pieces);" in text and "successor" not in text
+    assert "arrive_piece" not in text_of(make_spec("ampere_tile", arch="sm_90"))

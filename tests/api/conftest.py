@@ -90,7 +90,12 @@ class _FakeKernel:
 def _not_generated(spec: KernelSpec) -> GeneratedKernel:
     """Name and parameters of the spec's kernel, without its text."""
     tma = spec.schedule == "hopper_tile" and spec.loader != "gather"
-    params = attention_params(tma=tma, paged=spec.loader != "ragged", variant=spec.variant)
+    params = attention_params(
+        tma=tma,
+        paged=spec.loader != "ragged",
+        variant=spec.variant,
+        fused_merge=spec.fuses_merge,
+    )
     return GeneratedKernel(spec.name, "", spec.arch, spec.tile.threads, 0, 1, params, ())
 
 

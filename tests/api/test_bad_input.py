@@ -47,6 +47,7 @@ CONSTRUCTOR: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("dtype", {"dtype": torch.float64}, TypeError, "dtype is torch.float64.*torch.bfloat16"),
     ("variant", {"variant": "casual"}, ValueError, "variant is 'casual'.*causal"),
     ("scale", {"sm_scale": float("nan")}, ValueError, "sm_scale is nan.*finite"),
+    ("no scale", {"sm_scale": 0.0}, ValueError, "sm_scale is 0.0.*positive"),
     ("capacity", {"max_requests": 0}, ValueError, "max_requests is 0"),
     ("device", {"device": "meta"}, ValueError, "device is meta.*'cuda' or 'cpu'"),
     ("workspace", {"workspace": zeros(8)}, TypeError, "workspace has dtype.*torch.uint8"),

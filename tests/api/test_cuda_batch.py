@@ -11,6 +11,7 @@ import torch
 
 from cute_attn import BlockTableKV, PagedKV, RaggedKV
 from cute_attn.abi import PlanLayout
+from cute_attn.scheduler import ARRIVALS_BYTES
 
 BF16 = torch.bfloat16
 
@@ -88,17 +89,35 @@ def test_loader_follows_the_page_size(fake_gpu: Any, page_size: int, loader: str
 
 def test_merge_follows_a_split_plan(fake_gpu: Any) -> None:
     batch = fake_gpu.batch(4, 1, 128)
-    batch.plan([0, 1], RaggedKV([0, 8000]))
+    batch.plan([0, 20], RaggedKV([0, 8000]))
     assert batch.last_plan.num_split_tiles > 0
-    q, k, out, lse = zeros(1, 4, 128), zeros(8000, 1, 128), zeros(1, 4, 128), torch.zeros(1, 4)
+    q, k, out, lse = zeros(20, 4, 128), zeros(8000, 1, 128), zeros(20, 4, 128), torch.zeros(20, 4)
     batch.run(q, k, k, out=out, lse=lse)
     attention, merge = fake_gpu.launches
-    assert merge.name.startswith("merge_bf16_d128_q16_g4") and merge.grid[0] == attention.grid
+    assert merge.name.startswith("merge_bf16_d128_q128_g4") and merge.grid[0] == attention.grid
     for name in ("out", "lse", "plan", "partial_out", "partial_lse", "out_token_stride"):
         assert merge.params[name] == attention.params[name], name
     slots = batch.last_plan.num_slots
     room = attention.params["partial_lse"] - attention.params["partial_out"]
-    assert room >= slots * 16 * 128 * 4
+    assert room >= slots * 128 * 128 * 4
+
+
+def test_decode_merges_in_its_own_kernel(fake_gpu: Any) -> None:
+    """It counts arrivals at the begin of the workspace, which plan() sets to zero once."""
+    size = fake_gpu.batch(4, 1, 128).workspace_size()
+    raw = torch.full((size + 128,), 0xFF, dtype=torch.uint8)
+    workspace = raw[-raw.data_ptr() % 128 :][:size]
+    batch = fake_gpu.batch(4, 1, 128, workspace=workspace)
+    batch.plan([0, 1], RaggedKV([0, 8000]))
+    assert batch.last_plan.num_split_tiles > 0
+    batch.run(zeros(1, 4, 128), zeros(8000, 1, 128), zeros(8000, 1, 128))
+    (launch,) = fake_gpu.launches
+    assert launch.params["arrivals"] == workspace.data_ptr()
+    counters = workspace.view(torch.int32)[: batch.last_plan.num_slots]
+    assert counters.count_nonzero() == 0
+    counters += 1  # as if a launch had left them so: planning again must not touch them
+    batch.plan([0, 1], RaggedKV([0, 7000]))
+    assert bool((counters == 1).all())
 
 
 def test_layers_keep_their_argument_blocks(fake_gpu: Any) -> None:
@@ -173,12 +192,12 @@ def test_graph_mode_keeps_kernel_and_addresses(fake_gpu: Any) -> None:
     with pytest.raises(RuntimeError, match="during CUDA graph capture"):
         batch.plan(*decode(4))
     fake_gpu.capturing = False
-    assert len(fake_gpu.launches) == 2  # the merge is always part of the graph
+    assert len(fake_gpu.launches) == 1
     before = fake_gpu.launches[0]
     # A prefill keeps the captured kernel.
     batch.plan([0, 5], PagedKV([0, 2], [3, 1], [7], 16))
     batch.run(q, cache)
-    after = fake_gpu.launches[2]
+    after = fake_gpu.launches[1]
     assert (after.name, after.grid) == (before.name, before.grid)
     for name in ("plan", "page_table", "partial_out", "partial_lse"):
         assert after.params[name] == before.params[name], name
@@ -211,13 +230,14 @@ def test_graph_mode_without_capacities_does_not_move_the_plan(fake_gpu: Any) -> 
 
 def test_workspace_of_the_caller(fake_gpu: Any) -> None:
     size = fake_gpu.batch(8, 2, 128).workspace_size()
-    assert size == max(2 * 7 * 16, 2 * 3 * 128) * (128 + 1) * 4  # slots * tile_q * (dim + lse)
+    # Arrivals, then slots * tile_q * (dim + lse).
+    assert size == ARRIVALS_BYTES + max(2 * 11 * 16, 2 * 3 * 128) * (128 + 1) * 4
     raw = torch.zeros(size + 128, dtype=torch.uint8)
     aligned = raw[-raw.data_ptr() % 128 :][:size]
     batch = fake_gpu.batch(8, 2, 128, workspace=aligned)
     batch.plan([0, 100], RaggedKV([0, 300]))
     batch.run(zeros(100, 8, 128), zeros(300, 2, 128), zeros(300, 2, 128))
-    assert fake_gpu.launches[0].params["partial_out"] == aligned.data_ptr()
+    assert fake_gpu.launches[0].params["partial_out"] == aligned.data_ptr() + ARRIVALS_BYTES
     small = fake_gpu.batch(8, 2, 128, workspace=aligned[:1000])
     with pytest.raises(ValueError, match=rf"workspace has 1000 bytes.*needs {size}"):
         small.plan([0, 100], RaggedKV([0, 300]))

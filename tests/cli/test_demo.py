@@ -41,7 +41,7 @@ def test_prints_what_it_did(only_sm_80: None, invoke: Invoke) -> None:
     result = invoke("demo", "--steps", "2", "--device", "cpu")
     assert result.exit_code == 0, result.output
     for words in (
-        "Splitwise, ISCA 2024", "FAST 2025", "No GPU", "merge_bf16_d128_q16_g4_sm_80",
+        "Splitwise, ISCA 2024", "FAST 2025", "No GPU", "merge_bf16_d128_q128_g4_sm_80",
         "ampere_tile_bf16_d128_paged_g4_causal_sm_80", "azure-code-300", "azure-chat-900", "A100",
         "lengths scaled", "8/2 heads", "All checks passed",
     ):  # fmt: skip

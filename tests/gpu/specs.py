@@ -28,12 +28,13 @@ def ampere_arch(arch: str) -> str:
 
 
 def with_merges(specs: Iterable[KernelSpec]) -> list[AnyKernel]:
-    """The specs, each followed by its merge kernel; none twice."""
+    """The specs, each followed by its merge kernel if it has one; none twice."""
     kernels: dict[str, AnyKernel] = {}
     for spec in specs:
-        merge = emit_merge(spec.arch, spec.dtype, spec.head_dim_vo, spec.tile.q, spec.group)
         kernels.setdefault(spec.name, spec)
-        kernels.setdefault(merge.name, merge)
+        if not spec.fuses_merge:
+            merge = emit_merge(spec.arch, spec.dtype, spec.head_dim_vo, spec.tile.q, spec.group)
+            kernels.setdefault(merge.name, merge)
     return list(kernels.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -39,6 +40,20 @@ def test_one_attention_kernel_and_one_merge_for_everything(
     assert names in ([attention], [attention, merge])
     err = assert_right(batch, out, lse)
     record("G", "batch of everything", err=err)
+
+
+def test_split_decode_is_one_kernel(device: torch.device, record: Callable[..., None]) -> None:
+    """The block that finishes a tile's last piece merges them, many pieces included."""
+    for requests in ([(1, 40_000)], [(1, 5000), (1, 3), (1, 0), (1, 9000)], [(1, 700)] * 50):
+        batch = serving_batch(requests, device)
+        wrapper = serving_attention(device).plan(batch.qo_indptr, batch.kv_format)
+        assert wrapper.last_plan is not None and wrapper.last_plan.num_split_tiles > 0
+        out = torch.empty_like(batch.q)
+        lse = torch.empty(batch.q.shape[:2], dtype=torch.float32, device=device)
+        run = functools.partial(wrapper.run, batch.q, *batch.kv, out=out, lse=lse)
+        names = kernels_of(run)
+        assert names == [kernel.name for kernel in wrapper.kernels] and len(names) == 1
+        record("G", f"split decode of {len(requests)}", err=assert_right(batch, out, lse))
 
 
 def test_unsplit_batch_is_one_kernel(device: torch.device) -> None:

@@ -31,8 +31,11 @@ struct Cut {
   int block;
   int request;
   int slot;
+  int first_slot;
+  int num_slots;
+  int reserved[2];
 };
-static_assert(sizeof(Cut) == 16);
+static_assert(sizeof(Cut) == 32);
 
 struct Split {
   int tile;
@@ -66,12 +69,13 @@ struct Plan {
   CUTE_DEVICE PlanHeader const& header() const {
     return *reinterpret_cast<PlanHeader const*>(buffer);
   }
-  CUTE_DEVICE Cut cut(int i) const { return reinterpret_cast<Cut const*>(buffer + 16)[i]; }
+  CUTE_DEVICE Cut const& cut(int i) const { return reinterpret_cast<Cut const*>(buffer + 16)[i]; }
   CUTE_DEVICE Split split(int i) const {
-    return reinterpret_cast<Split const*>(buffer + 16 + 4 * (num_blocks + 1))[i];
+    return reinterpret_cast<Split const*>(buffer + 16 + 8 * (num_blocks + 1))[i];
   }
   CUTE_DEVICE Request const* requests() const {
-    return reinterpret_cast<Request const*>(buffer + 16 + 4 * (2 * num_blocks + 1) + 4);
+    int const splits_end = 16 + 8 * (num_blocks + 1) + 4 * num_blocks;
+    return reinterpret_cast<Request const*>(buffer + (splits_end + 7) / 8 * 8);
   }
 };
 
@@ -103,6 +107,7 @@ struct Item {
   int interior_begin;  // blocks [interior_begin, interior_end) are visible to every row as far as
   int interior_end;    // the band decides; the range may be empty or reach past the item
   int slot;  // partial slot to write, or -1: the item is its whole tile and writes the output
+  int cut;   // if slot >= 0: a cut inside the tile, which knows the slots of all its pieces
 };
 
 template <int kTileQ, int kTileKV, int kGroup>
@@ -135,8 +140,10 @@ class WorkWalker {
     int end = tile_ == last_.tile ? item.block_begin + last_.block : item.block_end;
     if (offset_ > 0) {
       item.slot = slot_;
+      item.cut = blockIdx.x;
     } else if (end < item.block_end) {
       item.slot = last_.slot - 1;
+      item.cut = blockIdx.x + 1;
     }
     item.block_begin = begin;
     item.block_end = end;
@@ -180,6 +187,7 @@ class WorkWalker {
     item.row_begin = place.row_begin;
     item.num_rows = min(kTileQ, request.q_len * kGroup - place.row_begin);
     item.slot = -1;
+    item.cut = -1;
 
     int first_token = item.row_begin / kGroup;
     int last_token = (item.row_begin + item.num_rows - 1) / kGroup;

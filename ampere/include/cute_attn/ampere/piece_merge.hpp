@@ -1,0 +1,56 @@
+// Merge of a split tile by the block that finishes its last piece.
+#pragma once
+
+#include <cute_attn/merge_state.hpp>
+#include <cute_attn/work.hpp>
+
+namespace cute_attn::ampere {
+
+// Counts this block's piece of a tile, whose partial result all threads have written. Returns the
+// tile's slots if the piece was the last to be done (the block then merges them), else none. The
+// counter is zero again afterwards.
+struct PieceSlots {
+  int first;
+  int count;
+};
+CUTE_DEVICE PieceSlots arrive_piece(int32_t const* plan, int32_t* arrivals, Item const& item,
+                                    PieceSlots& shared) {
+  __threadfence();  // our partial result before our arrival
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    Cut const& cut = Plan{plan, static_cast<int>(gridDim.x)}.cut(item.cut);
+    int32_t* const arrived = arrivals + cut.first_slot;
+    bool const last = atomicAdd(arrived, 1) == cut.num_slots - 1;
+    if (last) *arrived = 0;
+    shared = {cut.first_slot, last ? cut.num_slots : 0};
+    __threadfence();  // the others' partial results after their arrivals
+  }
+  __syncthreads();
+  return shared;
+}
+
+// Adds the partial results of one row, in slot order. `out` points at this thread's first element
+// of the row in slot 0, `lse2` at the row's value there.
+template <int kInFlight, int kSlotRows, int kHeadDim, int kLanes, int kVectors>
+CUTE_DEVICE void add_pieces(float const* out, float const* lse2, int count,
+                            MergeState<kVectors>& state) {
+  for (int slot = 0; slot < count; slot += kInFlight) {
+    float piece_lse2[kInFlight];
+    float4 piece_out[kInFlight][kVectors];
+    CUTE_UNROLL
+    for (int i = 0; i < kInFlight; ++i) {
+      bool const valid = slot + i < count;
+      // Past L1: other SMs have written these in this launch.
+      piece_lse2[i] = valid ? __ldcg(lse2 + (slot + i) * kSlotRows) : neg_infinity();
+      CUTE_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        float const* from = out + int64_t{slot + i} * (kSlotRows * kHeadDim) + 4 * v * kLanes;
+        piece_out[i][v] =
+            valid ? __ldcg(reinterpret_cast<float4 const*>(from)) : make_float4(0.f, 0.f, 0.f, 0.f);
+      }
+    }
+    state.add(piece_lse2, piece_out);
+  }
+}
+
+}  // namespace cute_attn::ampere
