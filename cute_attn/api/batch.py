@@ -6,8 +6,8 @@
         layer.out = batch.run(layer.q, layer.kv_cache)
 
 Prefill, append, decode and batches that mix them are one call: one attention kernel, and one merge
-if the scheduler has split the KV of some tile (the decode kernel merges its tiles itself). On CPU tensors the same plan runs on the reference
-executor.
+if the scheduler has split the KV of some tile (the decode kernel merges its tiles itself). On CPU
+tensors the same plan runs on the reference executor.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class BatchAttention:
         kv_layout: "NHD" (tokens before heads) or "HND".
         device: a CUDA device or "cpu"; default CUDA if there is one.
         cuda_graph: for capture: kernel, grid and addresses stay as the first plan chose them, q and
-            out may have more rows than planned (those are left alone), and the merge is always
-            launched. Plan, capture run() once, then plan() before each replay on the stream of the
+            out may have more rows than planned (those are left alone), and a merge kernel, if the
+            attention kernel needs one, is always launched. Plan, capture run() once, then plan() before each replay on the stream of the
             replay. A captured graph also keeps the addresses of q, k, v, out and lse, page_size,
             sm_scale and scalars.
         max_requests: most requests of a step; default: grows (cuda_graph: as many as the first
