@@ -48,9 +48,9 @@ class BatchAttention:
         device: a CUDA device or "cpu"; default CUDA if there is one.
         cuda_graph: for capture: kernel, grid and addresses stay as the first plan chose them, q and
             out may have more rows than planned (those are left alone), and a merge kernel, if the
-            attention kernel needs one, is always launched. Plan, capture run() once, then plan() before each replay on the stream of the
-            replay. A captured graph also keeps the addresses of q, k, v, out and lse, page_size,
-            sm_scale and scalars.
+            attention kernel needs one, is always launched. Plan, capture run() once, then plan()
+            before each replay on the stream of the replay. A captured graph also keeps the
+            addresses of q, k, v, out and lse, page_size, sm_scale and scalars.
         max_requests: most requests of a step; default: grows (cuda_graph: as many as the first
             plan's, rounded up).
         max_pages: most entries of a page table; default as for max_requests.
