@@ -63,7 +63,7 @@ def includes(spec: KernelSpec) -> list[str]:
     """Headers that a kernel uses."""
     rows = "paged_rows" if spec.loader == "paged" else "ragged_rows"
     dependent = ["cute_attn/dependent_launch.hpp"] if _releases_merge(spec) else []
-    fused = ["cute_attn/ampere/piece_merge.hpp"] if spec.fuses_merge else []
+    fused = ["cute_attn/piece_merge.hpp"] if spec.fuses_merge else []
     headers = [
         f"cute_attn/ampere/{rows}.hpp",
         "cute_attn/ampere/warp_gemm.hpp",

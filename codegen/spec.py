@@ -91,7 +91,7 @@ class KernelSpec:
     @property
     def fuses_merge(self) -> bool:
         """Whether the kernel itself merges split tiles, so that no merge kernel follows it."""
-        return self.schedule == "ampere_decode"
+        return self.schedule in ("ampere_decode", "hopper_tile")
 
     @property
     def digest(self) -> str:

@@ -45,7 +45,10 @@ def include_dirs() -> tuple[Path, ...]:
 def params_of(spec: KernelSpec) -> ParameterBlock:
     """Layout of the struct that the spec's kernel takes."""
     return attention_params(
-        tma=spec.loader != "gather", paged=spec.loader != "ragged", variant=spec.variant
+        tma=spec.loader != "gather",
+        paged=spec.loader != "ragged",
+        variant=spec.variant,
+        fused_merge=spec.fuses_merge,
     )
 
 

@@ -15,7 +15,7 @@ from cute_attn.variants import Variant
 
 SMEM_PER_BLOCK = 232_448  # bytes a block may use on sm_90
 REGISTERS_PER_SM = 65_536
-WORKING_REGISTERS = 24  # addresses, row maxima and sums, loop state: beside the fragments
+WORKING_REGISTERS = 40  # addresses, row maxima and sums, loop state: beside the fragments
 MASK_REGISTERS = 44  # the same with a mask
 HOOK_REGISTERS = 56  # the same with a logits hook or a second masked loop
 _BARRIER_BYTES = 1024  # barriers, and the rounding of the last tile to 1024 bytes

@@ -6,8 +6,8 @@
         layer.out = batch.run(layer.q, layer.kv_cache)
 
 Prefill, append, decode and batches that mix them are one call: one attention kernel, and one merge
-if the scheduler has split the KV of some tile (the decode kernel merges its tiles itself). On CPU
-tensors the same plan runs on the reference executor.
+if the scheduler has split the KV of some tile and the kernel does not merge itself. On CPU tensors
+the same plan runs on the reference executor.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from cute_attn.codegen.attention_params import page_division
 from cute_attn.codegen.kernels import merge_grid
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.formats import KVViews
-from cute_attn.runtime.tensor_map import TensorMapEncoder, TensorMapSpec
+from cute_attn.runtime.tensor_map import TensorMapEncoder, TensorMapSpec, replace_address
 from cute_attn.scheduler import CostModel
 
 _LOG2_E = math.log2(math.e)
@@ -50,13 +50,12 @@ class Binding:
         paging: what it holds of the KV format, or None: to be filled.
         scalars: values of the variant's scalars that are in it.
         capacity: ragged: KV rows; paged: pages.
-        encoders: of the tensor maps of K and V, if the kernel has them.
         v_offset: bytes from K to V where both are in one tensor.
     """
 
     __slots__ = (
         "_dtype", "_k_shape", "_k_strides", "_v_shape", "_v_strides",
-        "arguments", "capacity", "encoders", "paging", "scalars", "v_offset",
+        "arguments", "capacity", "paging", "scalars", "v_offset",
     )  # fmt: skip
 
     def __init__(self, arguments: Arguments, k: torch.Tensor, v: torch.Tensor | None) -> None:
@@ -64,7 +63,6 @@ class Binding:
         self.paging: Paging | None = None
         self.scalars: dict[str, float | int] | None = None
         self.capacity = 0
-        self.encoders: tuple[TensorMapEncoder, TensorMapEncoder] | None = None
         self.v_offset = 0
         self._k_shape, self._k_strides, self._dtype = k.shape, k.stride(), k.dtype
         self._v_shape = None if v is None else v.shape
@@ -169,14 +167,12 @@ class LaunchSet:
             return False
         address = binding.arguments.address
         ctypes.memmove(address, known.arguments.address, self._params.size)
-        if known.encoders is None:
-            binding.arguments.set(k=k_address, v=v_address)
+        if "k_map" in self._params.offsets:
+            replace_address(address + self._params.offsets["k_map"], k_address)
+            replace_address(address + self._params.offsets["v_map"], v_address)
         else:
-            for name, encoder, pointer in zip(
-                ("k_map", "v_map"), known.encoders, (k_address, v_address), strict=True
-            ):
-                encoder.write(address + self._params.offsets[name], pointer)
-        binding.encoders, binding.v_offset = known.encoders, known.v_offset
+            binding.arguments.set(k=k_address, v=v_address)
+        binding.v_offset = known.v_offset
         binding.paging, binding.capacity = known.paging, known.capacity
         binding.scalars = known.scalars
         return True
@@ -211,7 +207,7 @@ class LaunchSet:
                 page_shift=shift,
             )
         if "k_map" in self._params.offsets:
-            binding.encoders = self._fill_maps(arguments, views, spare)
+            self._fill_maps(arguments, views, spare)
         else:
             of_k, of_v = views.k_strides, views.v_strides
             arguments.set(
@@ -229,9 +225,7 @@ class LaunchSet:
         binding.paging = paging
         binding.scalars = None
 
-    def _fill_maps(
-        self, arguments: Arguments, views: KVViews, spare: int
-    ) -> tuple[TensorMapEncoder, TensorMapEncoder]:
+    def _fill_maps(self, arguments: Arguments, views: KVViews, spare: int) -> None:
         box_rows = self.spec.tile.kv
         k, v = views.k, views.v
         if views.page_size:
@@ -239,11 +233,9 @@ class LaunchSet:
             arguments.set(box_rows=box_rows)
         else:
             k, v = k.unsqueeze(0), v.unsqueeze(0)
-        encoders = self._encoder(k, box_rows), self._encoder(v, box_rows)
-        for name, view, encoder in zip(("k_map", "v_map"), (k, v), encoders, strict=True):
+        for name, view in (("k_map", k), ("v_map", v)):
             target = arguments.address + self._params.offsets[name]
-            encoder.write(target, view.data_ptr() or spare)
-        return encoders
+            self._encoder(view, box_rows).write(target, view.data_ptr() or spare)
 
     def _encoder(self, view: torch.Tensor, box_rows: int) -> TensorMapEncoder:
         map_spec = kv_map(view, box_rows)

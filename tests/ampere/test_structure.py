@@ -132,5 +132,5 @@ def test_the_merge_may_start_early_where_the_hardware_can() -> None:
 
 def test_decode_merges_split_tiles_itself() -> None:
     text = text_of(make_spec("ampere_decode", arch="sm_90"))
-    assert "merge_pieces(params, item, pieces);" in text and "successor" not in text
+    assert "merge_pieces(params, item, smem.pieces);" in text and "successor" not in text
     assert "arrive_piece" not in text_of(make_spec("ampere_tile", arch="sm_90"))

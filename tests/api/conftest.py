@@ -147,6 +147,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         (launch_set, "build", lambda spec: _FakeKernel(gpu, _not_generated(spec), spec)),
         (launch_set, "build_generated", lambda generated: _FakeKernel(gpu, generated)),
         (launch_set, "TensorMapEncoder", _FakeEncoder),
+        (launch_set, "replace_address", _fake_map),
         (torch._C, "_cuda_getCurrentRawStream", lambda index: gpu.stream),
         (torch._C, "_cuda_getDevice", lambda: -1),
         (torch.cuda, "is_current_stream_capturing", lambda: gpu.capturing),
@@ -161,7 +162,12 @@ class _FakeEncoder:
         self.spec = spec
 
     def write(self, target: int, pointer: int) -> None:
-        ctypes.memmove(target, pointer.to_bytes(128, "little"), 128)
+        _fake_map(target, pointer)
+
+
+def _fake_map(target: int, pointer: int) -> None:
+    """Like the driver's, it holds the address."""
+    ctypes.memmove(target, pointer.to_bytes(128, "little"), 128)
 
 
 @contextlib.contextmanager

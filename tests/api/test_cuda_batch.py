@@ -88,7 +88,7 @@ def test_loader_follows_the_page_size(fake_gpu: Any, page_size: int, loader: str
 
 
 def test_merge_follows_a_split_plan(fake_gpu: Any) -> None:
-    batch = fake_gpu.batch(4, 1, 128)
+    batch = fake_gpu.batch(4, 1, 128, schedule="ampere_tile")
     batch.plan([0, 20], RaggedKV([0, 8000]))
     assert batch.last_plan.num_split_tiles > 0
     q, k, out, lse = zeros(20, 4, 128), zeros(8000, 1, 128), zeros(20, 4, 128), torch.zeros(20, 4)

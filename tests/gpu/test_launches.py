@@ -35,9 +35,10 @@ def test_one_attention_kernel_and_one_merge_for_everything(
     out = torch.empty_like(batch.q)
     lse = torch.empty(batch.q.shape[:2], dtype=torch.float32, device=device)
     names = kernels_of(lambda: wrapper.run(batch.q, *batch.kv, out=out, lse=lse))
-    attention, merge = (kernel.name for kernel in wrapper.kernels)
+    attention, *merge = (kernel.name for kernel in wrapper.kernels)
     record("G", "kernels for a batch of everything", kernels=names)
-    assert names in ([attention], [attention, merge])
+    assert len(merge) <= 1
+    assert names in ([attention], [attention, *merge])
     err = assert_right(batch, out, lse)
     record("G", "batch of everything", err=err)
 

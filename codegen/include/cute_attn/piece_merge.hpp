@@ -1,0 +1,60 @@
+// Merge of a split tile by the block that finishes its last piece.
+#pragma once
+
+#include <cute_attn/merge_state.hpp>
+#include <cute_attn/work.hpp>
+
+namespace cute_attn {
+
+// The slots of a tile whose pieces are all done; none if some are still missing.
+struct PieceSlots {
+  int first;
+  int count;
+};
+
+// Counts a piece whose partial result is complete, and fenced by the threads that wrote it. One
+// thread of the block calls. The counter is zero again after the last piece.
+CUTE_DEVICE PieceSlots arrive_piece(int32_t const* plan, int32_t* arrivals, Item const& item) {
+  Cut const& cut = Plan{plan, static_cast<int>(gridDim.x)}.cut(item.cut);
+  int32_t* const arrived = arrivals + cut.first_slot;
+  bool const last = atomicAdd(arrived, 1) == cut.num_slots - 1;
+  if (last) *arrived = 0;
+  __threadfence();  // the others' partial results after their arrivals
+  return {cut.first_slot, last ? cut.num_slots : 0};
+}
+
+// How the threads of a warp share rows of kHeadDim float32 elements.
+template <int kHeadDim>
+struct RowLanes {
+  static constexpr int kLanes = kHeadDim / 4 < 32 ? kHeadDim / 4 : 32;  // threads that hold a row
+  static constexpr int kVectors = kHeadDim / 4 / kLanes;                // float4 per thread
+};
+
+// Adds the partial results of one row, in slot order; kInFlight of them are read together. `out`
+// points at this thread's first element of the row in slot 0, `lse2` at the row's value there.
+template <int kInFlight, int kSlotRows, int kHeadDim>
+CUTE_DEVICE MergeState<RowLanes<kHeadDim>::kVectors> merge_row(float const* out, float const* lse2,
+                                                               int count) {
+  constexpr int kLanes = RowLanes<kHeadDim>::kLanes, kVectors = RowLanes<kHeadDim>::kVectors;
+  MergeState<kVectors> state;
+  for (int slot = 0; slot < count; slot += kInFlight) {
+    float piece_lse2[kInFlight];
+    float4 piece_out[kInFlight][kVectors];
+    CUTE_UNROLL
+    for (int i = 0; i < kInFlight; ++i) {
+      bool const valid = slot + i < count;
+      // Past L1: other SMs have written these in this launch.
+      piece_lse2[i] = valid ? __ldcg(lse2 + (slot + i) * kSlotRows) : neg_infinity();
+      CUTE_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        float const* from = out + int64_t{slot + i} * (kSlotRows * kHeadDim) + 4 * v * kLanes;
+        piece_out[i][v] =
+            valid ? __ldcg(reinterpret_cast<float4 const*>(from)) : make_float4(0.f, 0.f, 0.f, 0.f);
+      }
+    }
+    state.add(piece_lse2, piece_out);
+  }
+  return state;
+}
+
+}  // namespace cute_attn
