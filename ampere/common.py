@@ -14,7 +14,6 @@ from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, has_dependent_launch
 
 _HERE = Path(__file__).parent
-_ELEMENTS = {"bf16": "bfloat16_t", "fp16": "half_t"}
 
 
 def kernel(
@@ -34,7 +33,7 @@ def kernel(
         spec=spec,
         variant=spec.variant,
         stages=spec.tile.stages,
-        element=_ELEMENTS[spec.dtype],
+        element=spec.dtype,
         paged=spec.loader == "paged",
         params_struct=cpp_struct(params),
         hooks=cpp_hooks(spec.variant),

@@ -19,7 +19,7 @@ from cute_attn.hopper import tiles
 SCHEDULE = "hopper_tile"
 _HERE = Path(__file__).parent
 _COMMON_WIDTHS = {8, 16, 32, 64, 96, 128, 192, 256}  # wgmma N in CuTe's main header
-_ELEMENTS = {"bf16": ("__nv_bfloat16", "BF16"), "fp16": ("__half", "F16")}
+_ELEMENTS = {"bf16": ("bf16", "BF16"), "fp16": ("fp16", "F16")}
 
 
 def supports(spec: KernelSpec) -> list[str]:

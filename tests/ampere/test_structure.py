@@ -101,7 +101,7 @@ def test_header_and_constants_say_what_was_asked_for(schedule: str, head_dim: in
     assert text.startswith(f"// {spec.name}\n")
     assert f"shared memory  {kernel.smem_bytes} bytes" in text
     assert f"static_assert(sizeof(Smem) == {kernel.smem_bytes});" in text
-    assert "using Element = cute::half_t;" in text
+    assert "using Element = fp16;" in text
     assert "token r / 7 under query head 7 kv_head + r % 7" in text
     for name, value in {
         "kHeadDim": head_dim, "kTileQ": spec.tile.q, "kTileKV": spec.tile.kv, "kGroup": 7,

@@ -1,29 +1,10 @@
 // From accumulator fragments to rows in global memory.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cute/config.hpp>
+#include <cute_attn/elements.hpp>
 
 namespace cute_attn {
-
-// Two floats as one 32-bit word of the 16-bit element type, the first in the low half.
-template <class Element>
-CUTE_DEVICE uint32_t pack_pair(float low, float high);
-
-template <>
-CUTE_DEVICE uint32_t pack_pair<__nv_bfloat16>(float low, float high) {
-  uint32_t word;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  return word;
-}
-template <>
-CUTE_DEVICE uint32_t pack_pair<__half>(float low, float high) {
-  uint32_t word;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  return word;
-}
 
 // Lane c of a quad holds word c of four 4-word rows; afterwards it holds all four words of row c.
 CUTE_DEVICE void quad_transpose(uint32_t (&word)[4]) {
@@ -52,7 +33,7 @@ CUTE_DEVICE void store_row(float const (&fragment)[N], int half, float scale, El
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) {
       float const* pair = fragment + 4 * (j + i) + 2 * half;
-      word[i] = pack_pair<Element>(pair[0] * scale, pair[1] * scale);
+      word[i] = pack<Element>(pair[0] * scale, pair[1] * scale);
     }
     quad_transpose(word);
     if (valid) {

@@ -2,43 +2,26 @@
 #pragma once
 
 #include <cute/arch/mma_sm80.hpp>
+#include <cute_attn/elements.hpp>
 
 namespace cute_attn::ampere {
 
-// What depends on the element type: the MMA, and rounding two floats to a pair of elements.
 template <class Element>
-struct ElementTraits;
-
+struct MmaOf;
 template <>
-struct ElementTraits<cute::bfloat16_t> {
-  using Mma = cute::SM80_16x8x16_F32BF16BF16F32_TN;
-  CUTE_DEVICE static uint32_t pack(float low, float high) {
-    uint32_t pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-  }
+struct MmaOf<bf16> {
+  using Type = cute::SM80_16x8x16_F32BF16BF16F32_TN;
 };
-
 template <>
-struct ElementTraits<cute::half_t> {
-  using Mma = cute::SM80_16x8x16_F32F16F16F32_TN;
-  CUTE_DEVICE static uint32_t pack(float low, float high) {
-    uint32_t pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-  }
+struct MmaOf<fp16> {
+  using Type = cute::SM80_16x8x16_F32F16F16F32_TN;
 };
-
-template <class Element>
-CUTE_DEVICE uint32_t pack(float low, float high) {
-  return ElementTraits<Element>::pack(low, high);
-}
 
 // c += a b, c being four registers of an accumulator fragment (see softmax.hpp for the map).
 template <class Element>
 CUTE_DEVICE void mma(float* c, uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {
-  ElementTraits<Element>::Mma::fma(c[0], c[1], c[2], c[3], a[0], a[1], a[2], a[3], b0, b1, c[0],
-                                   c[1], c[2], c[3]);
+  MmaOf<Element>::Type::fma(c[0], c[1], c[2], c[3], a[0], a[1], a[2], a[3], b0, b1, c[0], c[1],
+                            c[2], c[3]);
 }
 
 // A operand of m16n8k16 from accumulators of m16n8: columns [16 k, 16 k + 16) of the fragment.
