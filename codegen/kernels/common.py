@@ -22,26 +22,23 @@ class RowThreads:
     Attributes:
         lanes: threads that hold a row together, each `vectors` times four elements.
         vectors: vectors of four elements per thread.
-        teams: groups of `lanes` threads that share the states of one row.
         rows: rows per block.
     """
 
     lanes: int
     vectors: int
-    teams: int
     rows: int
 
     @property
     def threads(self) -> int:
-        return self.lanes * self.teams * self.rows
+        return self.lanes * self.rows
 
 
-def row_threads(head_dim: int, *, teams: int, threads: int) -> RowThreads:
+def row_threads(head_dim: int, *, threads: int) -> RowThreads:
     """Lanes for rows of `head_dim` elements, in blocks of at most `threads` threads."""
     vectors = head_dim // _VECTOR
     lanes = next(n for n in range(min(32, vectors), 0, -1) if vectors % n == 0)
-    rows = max(1, threads // (lanes * teams))
-    return RowThreads(lanes, vectors // lanes, teams, rows)
+    return RowThreads(lanes, vectors // lanes, max(1, threads // lanes))
 
 
 def check(what: str, arch: str, dtype: str, dtypes: tuple[str, ...], dims: dict[str, int]) -> None:

@@ -1,7 +1,8 @@
 """The merge kernel: combines the partial results of tiles whose KV was split.
 
-It follows the attention kernel in the stream. Block (i, j) takes split record i of the plan and
-some of its packed rows; blocks past the number of split tiles leave at once, so the grid is fixed.
+It follows, in the stream, an attention kernel that does not merge itself. Block (i, j) takes split
+record i of the plan and some of its packed rows; blocks past the number of split tiles leave at
+once, so the grid is fixed.
 From sm_90 on it is launched as a programmatic dependent: its blocks are already there when the
 attention kernel ends.
 """
@@ -12,7 +13,6 @@ from cute_attn.codegen.attention_params import merge_params
 from cute_attn.codegen.kernels.common import (
     ELEMENTS,
     TEMPLATES,
-    RowThreads,
     check,
     row_threads,
     symbol,
@@ -22,15 +22,7 @@ from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import has_dependent_launch
 
-SMALL_TILE = 32
-"""Tiles of at most this many rows are split in many pieces (decode) and there are few rows: four
-teams of threads share the partials of a row, and one block takes all rows of a tile, four at a
-time. Larger tiles are split in few pieces."""
-
-
-def _threads(tile_q: int, head_dim_vo: int) -> RowThreads:
-    small = tile_q <= SMALL_TILE
-    return row_threads(head_dim_vo, teams=4 if small else 1, threads=512 if small else 256)
+THREADS = 256
 
 
 def emit_merge(arch: str, dtype: str, head_dim_vo: int, tile_q: int, group: int) -> GeneratedKernel:
@@ -49,7 +41,7 @@ def emit_merge(arch: str, dtype: str, head_dim_vo: int, tile_q: int, group: int)
     check("merge kernel", arch, dtype, ("bf16", "fp16"), {"head_dim_vo": head_dim_vo})
     if tile_q < 1 or group < 1:
         raise ValueError(f"tile_q and group must be at least 1, got {tile_q} and {group}")
-    split = _threads(tile_q, head_dim_vo)
+    split = row_threads(head_dim_vo, threads=THREADS)
     params = merge_params()
     name = symbol(
         f"merge_{dtype}_d{head_dim_vo}_q{tile_q}_g{group}_{arch}",
@@ -81,5 +73,4 @@ def emit_merge(arch: str, dtype: str, head_dim_vo: int, tile_q: int, group: int)
 
 def merge_grid(head_dim_vo: int, tile_q: int, num_blocks: int) -> tuple[int, int, int]:
     """Grid of the merge kernel for a plan of `num_blocks` blocks."""
-    per_tile = 1 if tile_q <= SMALL_TILE else -(-tile_q // _threads(tile_q, head_dim_vo).rows)
-    return num_blocks, per_tile, 1
+    return num_blocks, -(-tile_q // row_threads(head_dim_vo, threads=THREADS).rows), 1

@@ -41,7 +41,7 @@ def merge_states_params() -> ParameterBlock:
 
 
 def _threads(head_dim: int) -> RowThreads:
-    return row_threads(head_dim, teams=1, threads=128)
+    return row_threads(head_dim, threads=128)
 
 
 def emit_merge_states(arch: str, dtype: str, head_dim: int) -> GeneratedKernel:
