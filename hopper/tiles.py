@@ -17,7 +17,6 @@ SMEM_PER_BLOCK = 232_448  # bytes a block may use on sm_90
 REGISTERS_PER_SM = 65_536
 WORKING_REGISTERS = 40  # addresses, row maxima and sums, loop state: beside the fragments
 MASK_REGISTERS = 44  # the same with a mask
-HOOK_REGISTERS = 56  # the same with a logits hook or a second masked loop
 _BARRIER_BYTES = 1024  # barriers, and the rounding of the last tile to 1024 bytes
 
 # Two consumer warpgroups and a producer. The producer's 40 registers are what three warps need that
@@ -37,6 +36,10 @@ _TABLE: dict[tuple[int, int], Tile] = {
     (256, 256): replace(_BASE, kv=80),
 }
 
+# Keys per block with a logits hook or a second masked loop (a window), by (TMA, gather) loader: the
+# most with which nothing spills.
+_HOOK_KV = {(64, 64): (128, 128), (128, 128): (112, 112), (256, 256): (64, 32)}
+
 # A cp.async producer keeps row addresses: it needs more registers than one that issues TMA boxes.
 _GATHER_REGISTERS = (56, 224)
 
@@ -51,19 +54,13 @@ def default_tile(
     if loader == "gather":
         producer, consumer = _GATHER_REGISTERS
         tile = replace(tile, producer_registers=producer, consumer_registers=consumer)
-    # The fragments give way to the hooks: fewer keys per block rather than spills.
-    need = _working_registers(variant)
+    # The fragments give way to the code of a variant: fewer keys per block rather than spills.
+    if variant and (variant.logits or variant.band.left is not None):
+        return replace(tile, kv=_HOOK_KV[head_dim_qk, head_dim_vo][loader == "gather"])
+    need = MASK_REGISTERS if variant and variant.mask else WORKING_REGISTERS
     while fragment_registers(tile, head_dim_vo) + need > tile.consumer_registers:
         tile = replace(tile, kv=tile.kv - 16)
     return tile
-
-
-def _working_registers(variant: Variant | None) -> int:
-    """Registers beside the fragments; measured: the least with which no table row spills."""
-    if variant is None or not (variant.mask or variant.logits):
-        return WORKING_REGISTERS
-    hooks = variant.logits or variant.band.left is not None
-    return HOOK_REGISTERS if hooks else MASK_REGISTERS
 
 
 def head_dims() -> list[tuple[int, int]]:

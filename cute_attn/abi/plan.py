@@ -1,8 +1,8 @@
 """Layout of the plan: one flat int32 buffer that tells every thread block what to compute.
 
     header    16 ints                       counts and the tile geometry the plan was made for
-    cuts      (num_blocks + 1) x 8 ints     where each block's share of the stream-K line begins
     splits    num_blocks x 4 ints           tiles whose KV was split, for the merge
+    cuts      (num_blocks + 1) x 6 ints     where each block's share of the stream-K line begins
     padding                                 so that request records are 32-byte aligned
     requests  (max_requests + 1) x 8 ints   request records, sorted, closed by a sentinel
 
@@ -54,8 +54,6 @@ CUT_FIELDS = (
     "slot",
     "first_slot",
     "num_slots",
-    "reserved_6",
-    "reserved_7",
 )
 """A cut lies before KV block `block` (counted from the tile's first visible block) of `tile`, which
 belongs to record `request`. If block > 0 the tile is split here: the piece after the cut writes
@@ -124,17 +122,20 @@ class PlanLayout:
     max_requests: int
 
     @property
-    def cuts(self) -> int:
+    def splits(self) -> int:
         return len(HEADER_FIELDS)
 
     @property
-    def splits(self) -> int:
+    def cuts(self) -> int:
+        return self.splits + len(SPLIT_FIELDS) * self.num_blocks
+
+    @property
+    def cuts_end(self) -> int:
         return self.cuts + len(CUT_FIELDS) * (self.num_blocks + 1)
 
     @property
     def requests(self) -> int:
-        end = self.splits + len(SPLIT_FIELDS) * self.num_blocks
-        return -(-end // len(REQUEST_FIELDS)) * len(REQUEST_FIELDS)
+        return -(-self.cuts_end // len(REQUEST_FIELDS)) * len(REQUEST_FIELDS)
 
     @property
     def size(self) -> int:
@@ -159,10 +160,9 @@ class PlanView:
             raise TypeError(f"plan buffer must be 1-D int32, got {buffer.ndim}-D {buffer.dtype}")
         self.buffer = buffer
         self.layout = layout
-        self.header = buffer[: layout.cuts]
-        self.cuts = buffer[layout.cuts : layout.splits].reshape(-1, len(CUT_FIELDS))
-        splits_end = layout.splits + len(SPLIT_FIELDS) * layout.num_blocks
-        self.splits = buffer[layout.splits : splits_end].reshape(-1, len(SPLIT_FIELDS))
+        self.header = buffer[: layout.splits]
+        self.splits = buffer[layout.splits : layout.cuts].reshape(-1, len(SPLIT_FIELDS))
+        self.cuts = buffer[layout.cuts : layout.cuts_end].reshape(-1, len(CUT_FIELDS))
         rows = (buffer.size - layout.requests) // len(REQUEST_FIELDS)
         end = layout.requests + rows * len(REQUEST_FIELDS)
         self.requests = buffer[layout.requests : end].reshape(rows, len(REQUEST_FIELDS))

@@ -26,8 +26,9 @@ def test_sections_follow_one_another(num_blocks: int, max_requests: int) -> None
     for section in (view.header, view.cuts, view.splits, view.requests):
         section += 1
     assert buffer.max() == 1, "two sections overlap"
-    assert np.count_nonzero(buffer == 0) < 8, "only the padding is outside"
-    assert view.cuts.shape == (num_blocks + 1, 8)
+    padding = layout.requests - layout.cuts_end
+    assert np.count_nonzero(buffer == 0) == padding < 8, "only the padding is outside"
+    assert view.cuts.shape == (num_blocks + 1, 6)
     assert view.splits.shape == (num_blocks, 4)
     assert view.requests.shape == (max_requests + 1, 8)
     assert layout.used_size(max_requests) == layout.size
@@ -35,9 +36,9 @@ def test_sections_follow_one_another(num_blocks: int, max_requests: int) -> None
 
 @given(st.integers(1, 500))
 def test_vector_loads_are_aligned(num_blocks: int) -> None:
-    """Kernels read splits as 16-byte, cuts and records as 32-byte structs."""
+    """Kernels read splits as 16-byte, cuts as 24-byte and records as 32-byte structs."""
     layout = PlanLayout(num_blocks, 3)
-    assert 4 * layout.cuts % 32 == 0
+    assert 4 * layout.cuts % 8 == 0
     assert 4 * layout.splits % 16 == 0
     assert 4 * layout.requests % 32 == 0
 

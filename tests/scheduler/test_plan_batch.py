@@ -230,7 +230,7 @@ def test_long_prefill_is_mostly_whole() -> None:
     assert plan.num_whole_tiles > 0.95 * plan.num_tiles
     assert plan.num_split_tiles < 0.01 * plan.num_tiles
     assert plan.imbalance < 1.002
-    assert plan.buffer.nbytes < 7000  # 16,384 tiles: no list of items
+    assert plan.buffer.nbytes < 6000
 
 
 def test_splitting_must_pay() -> None:

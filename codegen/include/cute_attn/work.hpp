@@ -33,9 +33,8 @@ struct Cut {
   int slot;
   int first_slot;
   int num_slots;
-  int reserved[2];
 };
-static_assert(sizeof(Cut) == 32);
+static_assert(sizeof(Cut) == 24);
 
 struct Split {
   int tile;
@@ -69,13 +68,13 @@ struct Plan {
   CUTE_DEVICE PlanHeader const& header() const {
     return *reinterpret_cast<PlanHeader const*>(buffer);
   }
-  CUTE_DEVICE Cut const& cut(int i) const { return reinterpret_cast<Cut const*>(buffer + 16)[i]; }
-  CUTE_DEVICE Split split(int i) const {
-    return reinterpret_cast<Split const*>(buffer + 16 + 8 * (num_blocks + 1))[i];
+  CUTE_DEVICE Split split(int i) const { return reinterpret_cast<Split const*>(buffer + 16)[i]; }
+  CUTE_DEVICE Cut const& cut(int i) const {
+    return reinterpret_cast<Cut const*>(buffer + 16 + 4 * num_blocks)[i];
   }
   CUTE_DEVICE Request const* requests() const {
-    int const splits_end = 16 + 8 * (num_blocks + 1) + 4 * num_blocks;
-    return reinterpret_cast<Request const*>(buffer + (splits_end + 7) / 8 * 8);
+    int const cuts_end = 16 + 4 * num_blocks + 6 * (num_blocks + 1);
+    return reinterpret_cast<Request const*>(buffer + (cuts_end + 7) / 8 * 8);
   }
 };
 

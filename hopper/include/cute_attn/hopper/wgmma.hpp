@@ -11,6 +11,10 @@
 
 namespace cute_attn {
 
+// Tells the compiler that a value is the same in all lanes: descriptors that depend on it are then
+// computed once per warp, in uniform registers.
+CUTE_DEVICE int warp_uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
 // Descriptor of a 128-byte swizzled operand. `leading` is the distance in bytes between 64-column
 // chunks (only read for MN-major operands); groups of eight rows are 1024 bytes apart.
 CUTE_DEVICE uint64_t swizzled_descriptor(void const* tile, uint32_t leading) {
