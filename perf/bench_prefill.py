@@ -1,58 +1,168 @@
-"""Prefill: dense (section A) and batches over a paged cache (section B), TFLOP/s.
+"""Prefill, TFLOP/s: dense, paged, windows, MLA head dims, chunks, other head dims, page sizes.
 
-python -m perf.bench_prefill [--quick] [--schedule ampere_tile] [--peers FILE]
+    python -m perf.bench_prefill [--section A,B] [--quick] [--with-peers] [--fa3 fa3_fwd/_C.abi3.so]
+
+Sections: see perf/README.md. The matrix product of 8192^3 is measured first (section E): attention
+is held against it. What has no kernel is skipped, with the reason.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
-from perf import compare, harness
-from perf.cases import Case, prefill_dense, prefill_paged
+from cute_attn import KernelSpec, UnsupportedSpecError
+from perf import compare, harness, live_peers
+from perf.cases import Case, prefill
+from perf.cases.case import GRAPH_SECTIONS
+from perf.clocks import SmClock
+from perf.joining import OURS
+from perf.records import Records
 
-QUICK = ("d128 full   s4096", "d128 causal s4096", "d128 full   s16384", "d128 causal s16384")
-QUICK_PAGED = ("b16 c1024 p16", "b16 z1024 p1")
+QUICK = {
+    *(("A", f"d128 {mask} s{n}") for mask in ("full  ", "causal") for n in (4096, 16384)),
+    ("B", "b16 c1024 p16"),
+    ("B", "b16 z1024 p1"),
+    ("W", "b1 s16384 d128 window1024"),
+    ("M", "b2 s8192 64 heads (192,128) causal"),
+    ("K", "8/1 q256 kv32768"),
+}
+ROUNDS = 3
+"""Turns that we and the peers of the same run take, per case."""
 
 
-def selected(quick: bool, match: str) -> list[Case]:
-    """Cases to measure."""
-    cases = [*prefill_dense(), *prefill_paged()]
+def selected(quick: bool, match: str, sections: list[str]) -> list[Case]:
+    """Cases to measure.
+
+    Raises:
+        ValueError: a section has no cases here.
+    """
+    cases = prefill()
+    known = list(dict.fromkeys(case.sec for case in cases))
+    for sec in sections:
+        if sec not in known:
+            raise ValueError(f"--section has {sec!r}; it takes {', '.join(known)}")
     if quick:
-        cases = [case for case in cases if case.cfg in (*QUICK, *QUICK_PAGED)]
-    return [case for case in cases if match in case.cfg]
+        cases = [case for case in cases if (case.sec, case.cfg) in QUICK]
+    return [case for case in cases if match in case.cfg and (not sections or case.sec in sections)]
+
+
+def runnable(cases: list[Case], arch: str, schedule: str | None) -> list[tuple[Case, KernelSpec]]:
+    """Cases that have a kernel; the others are printed with the reason."""
+    found = []
+    for case in cases:
+        try:
+            found.append((case, case.spec(arch, schedule)))
+        except UnsupportedSpecError as error:
+            print(f"skipped {case.sec} {case.cfg}: {'; '.join(error.reasons)}")
+    return found
+
+
+def peers_of(
+    prepared: harness.Prepared, makers: dict[str, Callable[[harness.Prepared], live_peers.Call]]
+) -> dict[str, tuple[live_peers.Call, float]]:
+    """Calls and errors of the peers that serve a case; the others are printed with the reason."""
+    found = {}
+    for name, make in makers.items():
+        try:
+            call = make(prepared)
+            err = harness.relative_error(prepared, call().flatten(0, 1))
+        except (live_peers.Unsupported, RuntimeError, TypeError) as error:
+            reason = str(error).strip().split("\n")[0]
+            print(f"skipped {name} at {prepared.case.sec} {prepared.case.cfg}: {reason}")
+            continue
+        found[name] = (call, err)
+    return found
+
+
+def measure(
+    case: Case,
+    schedule: str | None,
+    makers: dict[str, Callable[[harness.Prepared], live_peers.Call]],
+    results: Records,
+) -> None:
+    """Measures one case, ours and the peers' of the same run, and records it."""
+    by_graph = case.sec in GRAPH_SECTIONS
+    prepared = harness.prepare(case, rotate=by_graph, schedule=schedule)
+    err = harness.check(prepared)
+    numbers: dict[str, object] = {"err": err}
+    calls = peers_of(prepared, makers if case.sec in live_peers.SECTIONS else {})
+    with SmClock() as clock:
+        if by_graph:
+            us_graph = harness.graph_us(prepared)
+            numbers |= {"us_graph": us_graph, "tflops_graph": case.counted_flops / us_graph / 1e6}
+        times = harness.interleaved_us(
+            {OURS: prepared.run, **{name: call for name, (call, _) in calls.items()}},
+            rounds=ROUNDS if calls else 1,
+            rep_ms=50 if calls else 100,
+        )
+    if clock.mhz is not None:
+        numbers["sm_mhz"] = clock.mhz
+    kernel = prepared.wrapper.kernels[0]
+    if kernel.spec is not None:
+        numbers["tile"] = [kernel.spec.tile.q, kernel.spec.tile.kv]
+    numbers |= {"kernel": kernel.name, "plan_us": prepared.plan_us}
+    own = results.add(
+        case.sec,
+        case.cfg,
+        peer=OURS,
+        us=times[OURS],
+        tflops=case.counted_flops / times[OURS] / 1e6,
+        **numbers,
+    )
+    line = f"{case.sec:3s} {case.cfg:34s} {own['us']:9.1f} us {own['tflops']:6.0f} TFLOP/s"
+    for name, (_, peer_err) in calls.items():
+        tflops = case.counted_flops / times[name] / 1e6
+        results.add(case.sec, case.cfg, peer=name, us=times[name], tflops=tflops, err=peer_err)
+        line += f"  {name} {tflops:.0f}"
+    print(f"{line}  err {err:.2e}  {clock.mhz or '?'} MHz", flush=True)
+
+
+def options() -> argparse.Namespace:
+    """The command line, checked."""
+    parser = harness.parser("Prefill benchmark.")
+    parser.add_argument("--section", default="", help="only these, e.g. A,B (default: all)")
+    parser.add_argument("--schedule", help="force a kernel family, e.g. ampere_tile")
+    parser.add_argument(
+        "--with-peers", action="store_true", help="cuDNN through torch in the same run"
+    )
+    parser.add_argument("--fa3", type=Path, help="FlashAttention-3 too: path of fa3_fwd/_C.abi3.so")
+    parsed = parser.parse_args()
+    parsed.sections = [sec for sec in parsed.section.split(",") if sec]
+    try:
+        parsed.cases = selected(parsed.quick, parsed.match, parsed.sections)
+    except ValueError as error:
+        parser.error(str(error))
+    if not parsed.cases:
+        parser.error("no case is left")
+    if parsed.fa3 is not None and not parsed.fa3.is_file():
+        parser.error(f"--fa3 is {parsed.fa3}: no such file")
+    return parsed
 
 
 def main() -> int:
-    parser = harness.parser("Prefill benchmark, sections A and B.")
-    parser.add_argument("--schedule", help="force a kernel family, e.g. ampere_tile")
-    options = parser.parse_args()
-    cases = selected(options.quick, options.match)
-    name = f"prefill-{options.schedule}" if options.schedule else "prefill"
-    results = harness.open_records(
-        name, options.out, cases[0].spec(harness.arch(), options.schedule)
-    )
-    for case in cases:
-        prepared = harness.prepare(case, schedule=options.schedule)
-        err = harness.check(prepared)
-        us = harness.flushed_us(prepared)
-        # Section A counts half of the square for causal, section B the exact triangle.
-        flops = case.nominal_flops if case.sec == "A" else case.flops
-        results.add(
-            case.sec,
-            case.cfg,
-            peer="cute_attn",
-            us=us,
-            tflops=flops / us / 1e6,
-            err=err,
-            kernel=prepared.wrapper.kernels[0].name,
-            plan_us=prepared.plan_us,
-        )
-        print(f"{case.cfg:22s} {us:9.1f} us {flops / us / 1e6:6.0f} TFLOP/s  err {err:.2e}")
-        del prepared
+    given = options()
+    cases = runnable(given.cases, harness.arch(), given.schedule)
+    if not cases:
+        return 1
+    makers: dict[str, Callable[[harness.Prepared], live_peers.Call]] = {}
+    if given.with_peers:
+        makers["sdpa_cudnn"] = live_peers.cudnn
+    if given.fa3 is not None:
+        live_peers.load_fa3(given.fa3)
+        makers["fa3"] = live_peers.fa3
+    name = f"prefill-{given.schedule}" if given.schedule else "prefill"
+    results = harness.open_records(name, given.out, cases[0][1])
+    us, tflops = harness.matrix_rate()
+    results.add("E", "matmul 8192^3 bf16", peer="torch", us=us, tflops=tflops)
+    for case, _ in cases:
+        measure(case, given.schedule, makers, results)
         torch.cuda.empty_cache()
-    compare.print_tables(results.rows, options.peers)
+    compare.print_tables(results.rows, given.peers)
     return 0
 
 

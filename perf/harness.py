@@ -12,14 +12,14 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from cute_attn import BatchAttention, KernelSpec, PagedKV, RaggedKV, build
-from perf import records
+from perf import joining, records
 from perf.cases import Case
 
 ROTATION_BYTES = 256 << 20
@@ -27,6 +27,8 @@ ROTATION_BYTES = 256 << 20
 MAX_CACHES = 64
 GRAPH_RUNS = 8  # at least, in one graph
 CHECKED_ROWS = 256  # query rows compared with the reference, at most
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+MATRIX_SIZE = 8192
 
 
 @dataclass
@@ -36,7 +38,7 @@ class Prepared:
     Attributes:
         case: what it was made for.
         wrapper: planned.
-        q, out: (q_tokens, num_qo_heads, head_dim).
+        q, out: (q_tokens, num_qo_heads, head_dim) and head_dim_vo.
         caches: what `run` takes after q, one tuple per rotation.
         plan_us: host time of plan(), microseconds.
     """
@@ -80,39 +82,44 @@ def prepare(
     if device is None:
         device = torch.device("cuda", torch.cuda.current_device())
     generator = torch.Generator(device).manual_seed(0)
+    dtype = DTYPES[case.dtype]
 
     def normal(*shape: int) -> torch.Tensor:
-        x = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        x = torch.empty(shape, dtype=dtype, device=device)
         return x.normal_(generator=generator)
 
     q = normal(sum(case.q_lens), case.num_qo_heads, case.head_dim)
     count = cache_count(case) if rotate else 1
-    tail = (case.num_kv_heads, case.head_dim)
+    tokens, heads = sum(case.kv_lens), case.num_kv_heads
     pages: list[torch.Tensor] | None = None
     kv_format: RaggedKV | PagedKV
     caches: list[tuple[torch.Tensor, ...]]
     if case.page_size is None:
         kv_format = RaggedKV(indptr(case.kv_lens))
         caches = [
-            (normal(sum(case.kv_lens), *tail), normal(sum(case.kv_lens), *tail))
+            (normal(tokens, heads, case.head_dim), normal(tokens, heads, case.head_dim_vo))
             for _ in range(count)
         ]
     else:
         kv_format, pages = page_format(case.kv_lens, case.page_size)
         total = sum(len(own) for own in pages)
-        caches = [(normal(total, 2, case.page_size, *tail),) for _ in range(count)]
+        page = (case.page_size, heads, case.head_dim)  # head_dim_vo is the same in paged cases
+        caches = [(normal(total, 2, *page),) for _ in range(count)]
     wrapper = BatchAttention(
         case.num_qo_heads,
         case.num_kv_heads,
         case.head_dim,
-        variant="causal" if case.is_causal else "full",
+        head_dim_vo=case.head_dim_vo,
+        dtype=dtype,
+        variant=case.variant,
         schedule=schedule,
         device=device,
     )
     rows = indptr(case.q_lens)
-    wrapper.plan(rows, kv_format)
-    plan_us = host_us(lambda i: wrapper.plan(rows, kv_format), 20)
-    return Prepared(case, wrapper, q, torch.empty_like(q), caches, pages, plan_us)
+    wrapper.plan(rows, kv_format, scalars=case.scalars)
+    plan_us = host_us(lambda i: wrapper.plan(rows, kv_format, scalars=case.scalars), 20)
+    out = q.new_empty(*q.shape[:2], case.head_dim_vo)
+    return Prepared(case, wrapper, q, out, caches, pages, plan_us)
 
 
 def cache_count(case: Case) -> int:
@@ -141,13 +148,18 @@ def keys_of(prepared: Prepared, request: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def check(prepared: Prepared) -> float:
-    """Frobenius-relative error of one run against float32 on some rows of some requests.
-
-    All requests of short batches, else a dozen with the longest among them; of long prefills the
-    last rows and a random part.
-    """
+    """Error of one run on the first cache, `relative_error`; NaN if a row was not written."""
     prepared.out.fill_(torch.nan)
     prepared.run(0)
+    return relative_error(prepared, prepared.out)
+
+
+def relative_error(prepared: Prepared, out: torch.Tensor) -> float:
+    """Frobenius-relative error of an output against float32 on some rows of some requests.
+
+    All requests of short batches, else a dozen with the longest among them; of long prefills the
+    last rows and a random part. NaN anywhere gives NaN.
+    """
     case = prepared.case
     starts = indptr(case.q_lens)
     rng = random.Random(0)
@@ -162,16 +174,22 @@ def check(prepared: Prepared) -> float:
         at = torch.tensor(rows, device=prepared.q.device)
         own = slice(starts[request], starts[request + 1])
         k, v = keys_of(prepared, request)
-        want = reference(prepared.q[own][at], k, v, at + kv_len - q_len, case.is_causal)
-        difference += float((prepared.out[own][at] - want).square().sum())
+        positions = at + kv_len - q_len
+        want = reference(prepared.q[own][at], k, v, positions, case.is_causal, case.window)
+        difference += float((out[own][at] - want).square().sum())
         size += float(want.square().sum())
-    if bool(prepared.out.isnan().any()):
+    if bool(out.isnan().any()):
         return float("nan")
     return math.sqrt(difference / size)
 
 
 def reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor, is_causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    is_causal: bool,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Dense softmax in float32 for query rows at `positions` (keys stand at 0, 1, ...)."""
     group = q.shape[1] // k.shape[1]
@@ -179,7 +197,10 @@ def reference(
     stacked = q.float().view(rows, k.shape[1], group, dim).permute(1, 2, 0, 3).flatten(1, 2)
     scores = stacked @ k.float().permute(1, 2, 0) * dim**-0.5  # (kv_heads, group * rows, kv)
     if is_causal:
-        hidden = torch.arange(k.shape[0], device=q.device) > positions[:, None]
+        distance = positions[:, None] - torch.arange(k.shape[0], device=q.device)
+        hidden = distance < 0
+        if window is not None:
+            hidden |= distance >= window
         scores.view(k.shape[1], group, rows, -1).masked_fill_(hidden, -torch.inf)
     out = torch.softmax(scores, dim=-1) @ v.float().transpose(0, 1)
     return out.view(k.shape[1], group, rows, -1).permute(2, 0, 1, 3).reshape(rows, heads, -1)
@@ -187,9 +208,32 @@ def reference(
 
 def flushed_us(prepared: Prepared, *, rep_ms: int = 100) -> float:
     """Median time of a call in microseconds, L2 emptied before each."""
+    return interleaved_us({"": prepared.run}, rounds=1, rep_ms=rep_ms)[""]
+
+
+def interleaved_us(
+    calls: Mapping[str, Callable[[], object]], *, rounds: int, rep_ms: int
+) -> dict[str, float]:
+    """Median time of each call in microseconds, L2 emptied before each.
+
+    The calls take turns, `rounds` times, so that drifting clocks meet all of them alike.
+    """
     from triton.testing import do_bench
 
-    return 1e3 * float(do_bench(prepared.run, warmup=20, rep=rep_ms, return_mode="median"))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times[name] += do_bench(call, warmup=20, rep=rep_ms, return_mode="all")
+    return {name: 1e3 * statistics.median(own) for name, own in times.items()}
+
+
+def matrix_rate() -> tuple[float, float]:
+    """(us, TFLOP/s) of an 8192 x 8192 x 8192 bf16 matrix product, the measure of prefill."""
+    shape = (MATRIX_SIZE, MATRIX_SIZE)
+    a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    us = interleaved_us({"": lambda: torch.mm(a, b, out=out)}, rounds=1, rep_ms=300)[""]
+    return us, 2 * MATRIX_SIZE**3 / us / 1e6
 
 
 def graph_us(prepared: Prepared, *, budget_us: float = 100_000) -> float:
@@ -254,7 +298,9 @@ def parser(description: str) -> argparse.ArgumentParser:
     options.add_argument("--quick", action="store_true", help="fewer cases")
     options.add_argument("--match", default="", help="only cases whose cfg contains this")
     options.add_argument("--out", type=Path, help="results file (default: perf/results/...)")
-    options.add_argument("--peers", type=Path, help="a peers' file to compare with at the end")
+    options.add_argument(
+        "--peers", type=Path, default=joining.PEERS, help="a peers' file to compare with at the end"
+    )
     return options
 
 

@@ -1,6 +1,7 @@
 """Compiles what the GPU tests and the benchmarks need into a cache directory; needs no GPU.
 
-    python -m perf.precompile --cache .cache/cute_attn [--only tests|benches] [--list] [--prune]
+    python -m perf.precompile --cache .cache/cute_attn [--section A,B] [--only tests|benches]
+    python -m perf.precompile --cache .cache/cute_attn --prune
 
 Carry the directory to the machine with the GPU and run there with CUTE_ATTN_CACHE_DIR=<directory>
 and CUTE_ATTN_NO_COMPILE=1.
@@ -22,13 +23,13 @@ from perf import cases
 from tests.gpu import specs
 
 
-def kernels(only: str | None, arch: str) -> list[specs.AnyKernel]:
-    """What to compile, none twice."""
+def kernels(only: str | None, arch: str, sections: Sequence[str] = ()) -> list[specs.AnyKernel]:
+    """What to compile, none twice; `sections`: of the benchmarks, all if empty."""
     found: dict[str, specs.AnyKernel] = {}
     if only != "benches":
         found |= {kernel.name: kernel for kernel in specs.all_kernels(arch)}
     if only != "tests":
-        own = specs.with_merges(cases.all_specs(arch))
+        own = specs.with_merges(cases.all_specs(arch, sections))
         found |= {kernel.name: kernel for kernel in own}
     return list(found.values())
 
@@ -60,6 +61,7 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, help="cache directory (default: the user's)")
     parser.add_argument("--arch", default="sm_90a", help="of the GPU (default: sm_90a)")
     parser.add_argument("--only", choices=("tests", "benches"), help="default: both")
+    parser.add_argument("--section", default="", help="only benchmarks of these sections, e.g. A,B")
     parser.add_argument("--match", default="", help="only kernels whose name contains this")
     parser.add_argument("--jobs", type=int, help="compile processes (default: by CPUs and memory)")
     parser.add_argument("--list", action="store_true", help="print names, compile nothing")
@@ -67,11 +69,18 @@ def main() -> int:
         "--prune", action="store_true", help="remove every other kernel from --cache"
     )
     options = parser.parse_args()
-    if options.prune and (options.cache is None or options.match or options.only):
-        parser.error("--prune takes --cache, and neither --match nor --only")
+    sections = [sec for sec in options.section.split(",") if sec]
+    known = {case.sec for case in cases.all_cases()}
+    if unknown := set(sections) - known:
+        parser.error(f"--section has {', '.join(unknown)}; it takes {', '.join(sorted(known))}")
+    if sections and options.only == "tests":
+        parser.error("--section names benchmarks; it does not go with --only tests")
+    if options.prune and (options.cache is None or options.match or options.only or sections):
+        parser.error("--prune takes --cache, and neither --match, --only nor --section")
+    only = "benches" if sections else options.only
     if options.cache is not None:
         os.environ["CUTE_ATTN_CACHE_DIR"] = str(options.cache.resolve())
-    wanted = [k for k in kernels(options.only, options.arch) if options.match in k.name]
+    wanted = [k for k in kernels(only, options.arch, sections) if options.match in k.name]
     if options.list:
         print("\n".join(kernel.name for kernel in wanted))
         print(f"{len(wanted)} kernels")

@@ -1,13 +1,17 @@
-"""Benchmark cases: lengths, work and kernels."""
+"""Benchmark cases: lengths, work, kernels, and that they join with the peers' rows."""
 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
+from typing import Any
 
 import pytest
 
-from perf import cases
+from cute_attn import UnsupportedSpecError
+from perf import cases, records
 from perf.cases import Case
+from perf.joining import PEERS
 
 
 def test_lengths() -> None:
@@ -32,36 +36,73 @@ def test_lengths_are_those_of_the_recorded_peers() -> None:
     assert squares == pytest.approx(10.389e6, rel=1e-3)
 
 
-@pytest.mark.parametrize("is_causal", [True, False])
-def test_flops_count_visible_pairs(is_causal: bool) -> None:
+@pytest.mark.parametrize(
+    ("is_causal", "window"), [(False, None), (True, None), (True, 1), (True, 3), (True, 100)]
+)
+def test_flops_count_visible_pairs(is_causal: bool, window: int | None) -> None:
     shapes = [(1, 1), (5, 9), (9, 5), (3, 0), (0, 4), (7, 7)]
-    case = Case(
-        "A", "", tuple(q for q, _ in shapes), tuple(kv for _, kv in shapes), 4, 2, 8, 16, is_causal
-    )
+    q_lens, kv_lens = zip(*shapes, strict=True)
+    case = Case("B", "", q_lens, kv_lens, 4, 2, 8, 16, is_causal, window=window, value_dim=6)
     pairs = sum(
-        not is_causal or j <= i + kv - q
+        not is_causal or 0 <= i + kv - q - j < (window or 100)
         for q, kv in shapes
         for i, j in itertools.product(range(q), range(kv))
     )
-    assert case.flops == 4 * 8 * 4 * pairs
-
-
-def every_case() -> list[Case]:
-    return [*cases.prefill_dense(), *cases.prefill_paged(), *cases.decode(), *cases.steps()]
+    assert case.flops == case.counted_flops == 2 * (8 + 6) * 4 * pairs
 
 
 def test_names() -> None:
-    names = {(case.sec, case.cfg) for case in every_case()}
-    assert len(names) == len(every_case()) == 36 + 9 + 102 + 16
-    for known in (
-        ("A", "d128 full   s512"),
-        ("A", "d64 causal s16384"),
-        ("B", "b16 u512-1024 p1"),
-        ("C", "32/8 p16 c8192 b64"),
-        ("C", "32/8 d256 p16 c8192 b64"),
-        ("T", "mooncake-800"),
-    ):
-        assert known in names
+    every = cases.all_cases()
+    names = {(case.sec, case.cfg) for case in every}
+    assert len(names) == len(every)
+    counts = {sec: sum(case.sec == sec for case in every) for sec in {case.sec for case in every}}
+    assert counts == {
+        "A": 36, "A16": 8, "B": 9, "W": 6, "M": 4, "K": 8, "H": 16, "P": 8, "C": 102, "T": 16
+    }  # fmt: skip
+
+
+def peers_rows() -> list[dict[str, Any]]:
+    return list(records.read(PEERS))
+
+
+def test_every_row_of_the_peers_has_a_case_and_every_case_of_theirs_a_row() -> None:
+    """Both ways, so that no section is half measured."""
+    ours, theirs = defaultdict(set), defaultdict(set)
+    for case in cases.all_cases():
+        ours[case.sec].add(case.cfg)
+    for row in peers_rows():
+        theirs[row["sec"]].add(row["cfg"])
+    for sec in ("A", "B", "W", "M", "K", "C", "T"):
+        assert ours[sec] == theirs[sec], sec
+
+
+def test_work_is_what_the_peers_counted() -> None:
+    """TFLOP/s times time, from rows rounded to 0.1 TFLOP/s; few of section C give any."""
+    counted = {(case.sec, case.cfg): case.counted_flops for case in cases.all_cases()}
+    checked = defaultdict(set)
+    for row in peers_rows():
+        key = (row["sec"], row["cfg"])
+        for us, rate in (("us", "tflops"), ("us_graph", "tflops_graph")):
+            if key not in counted or row.get(rate) is None or row.get(us) is None:
+                continue
+            rounding = 0.06 * row[us] * 1e6
+            work = row[rate] * row[us] * 1e6
+            assert counted[key] == pytest.approx(work, rel=0.01, abs=rounding), (key, row["peer"])
+            if rounding < 0.01 * work:
+                checked[row["sec"]].add(row["cfg"])
+    assert {sec: len(names) for sec, names in checked.items()} == {
+        "A": 36, "B": 9, "W": 6, "M": 4, "K": 8, "C": 2
+    }  # fmt: skip
+
+
+def test_bytes_of_decode_are_what_the_peers_counted() -> None:
+    sizes = {case.cfg: case.kv_bytes for case in cases.decode()}
+    rows = [row for row in peers_rows() if row["sec"] == "C" and row.get("gbps_graph")]
+    assert len(rows) > 800
+    for row in rows:
+        moved = row["gbps_graph"] * row["us_graph"] * 1e3
+        rounding = 0.06 * row["us_graph"] * 1e3
+        assert sizes[row["cfg"]] == pytest.approx(moved, rel=0.01, abs=rounding), row
 
 
 def test_dense_prefill_has_the_same_tokens_everywhere() -> None:
@@ -71,7 +112,24 @@ def test_dense_prefill_has_the_same_tokens_everywhere() -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_every_case_has_a_kernel(arch: str) -> None:
-    specs = {case.spec(arch).name for case in every_case()}
-    assert specs <= {spec.name for spec in cases.all_specs(arch)}
-    assert len(specs) < 25
+def test_every_case_with_a_kernel_is_compiled_beforehand(arch: str) -> None:
+    names, without = set(), set()
+    for case in cases.all_cases():
+        try:
+            names.add(case.spec(arch).name)
+        except UnsupportedSpecError:
+            without.add(case.sec)
+    assert names <= {spec.name for spec in cases.all_specs(arch)}
+    assert len(names) < 45
+    assert without <= {"H", "M"}
+
+
+def test_specs_of_a_section() -> None:
+    paged = cases.all_specs("sm_90a", ["B"])
+    assert {spec.name for spec in paged} == {
+        case.spec("sm_90a").name for case in cases.prefill_paged()
+    }
+    fp16 = cases.all_specs("sm_90a", ["A16"])
+    assert len(fp16) == 6 and {spec.dtype for spec in fp16} == {"fp16"}
+    windows = cases.all_specs("sm_90a", ["W"])
+    assert len(windows) == 1 and windows[0].variant.name == "causal_window"

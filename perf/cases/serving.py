@@ -1,0 +1,36 @@
+"""Decode (section C) and real continuous-batching steps (section T)."""
+
+from __future__ import annotations
+
+from cute_attn.workloads import load_steps
+from perf.cases.case import Case, lengths
+
+
+def decode() -> list[Case]:
+    """Section C: one token per request over a paged cache."""
+    found = []
+    shapes = [((32, 8), 16), ((32, 8), 1), ((32, 8), 64), ((64, 8), 16), ((32, 32), 16)]
+    for (heads, kv_heads), page_size in shapes:
+        for kind in ("c1024", "c8192", "u1-8192", "z2048"):
+            for batch in (1, 4, 16, 64, 256):
+                cfg = f"{heads}/{kv_heads} p{page_size} {kind} b{batch}"
+                found.append(_decode(cfg, kind, batch, heads, kv_heads, 128, page_size))
+    for dim in (64, 256):
+        cfg = f"32/8 d{dim} p16 c8192 b64"
+        found.append(_decode(cfg, "c8192", 64, 32, 8, dim, 16))
+    return found
+
+
+def _decode(
+    cfg: str, kind: str, batch: int, heads: int, kv_heads: int, dim: int, page_size: int
+) -> Case:
+    own = tuple(lengths(kind, batch))
+    return Case("C", cfg, (1,) * batch, own, heads, kv_heads, dim, page_size, True)
+
+
+def steps() -> list[Case]:
+    """Section T: real continuous-batching steps, 32/8 heads, page size 16, causal."""
+    return [
+        Case("T", step.name, step.q_lens, step.kv_lens, 32, 8, 128, 16, True)
+        for step in load_steps()
+    ]
