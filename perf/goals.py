@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from perf.cases.case import Case
 from perf.cases.prefill import BETWEEN, windows
-from perf.joining import Key, Row, is_ours, join
+from perf.joining import Key, Row, is_ours, is_wrong, join
 
 # Of a section: the geometric mean of the ratios to the best peer, and the worst cell.
 AGAINST_PEERS = {"A": (1.0, 0.95), "A16": (1.0, 0.95), "B": (1.12, 1.05), "M": (1.0, 1.0)}
@@ -39,7 +39,8 @@ class Goal:
 
 def check(rows: Sequence[Row], peers: Sequence[Row]) -> list[Goal]:
     """Goals that a record says something about."""
-    ours = {(row["sec"], row["cfg"]): row for row in rows if is_ours(row)}
+    right = [row for row in rows if is_ours(row) and not is_wrong(row)]
+    ours = {(row["sec"], row["cfg"]): row for row in right}
     return [
         *_against_peers(rows, peers),
         *_chunks(ours),

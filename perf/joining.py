@@ -1,7 +1,8 @@
 """Joins our rows of a record with those of peers, by section and case.
 
 Sections C, D, T, K, Q and X are compared by `us_graph`, the time of a call within a replayed CUDA
-graph, all others by `us` (L2 emptied before each call). A row without the field is not compared.
+graph, all others by `us` (L2 emptied before each call). A row without the field is not
+compared, nor is one with a wrong result.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ PEERS = Path(__file__).parent / "peers" / "h200.jsonl"
 OURS = "cute_attn"
 ALIASES = {"A16": "A"}
 """Sections that the peers' file has under another name: fp16 is held against bf16 there."""
+WRONG = 0.01
+"""Errors of 16-bit outputs are a third of it; a row with a larger one, or NaN, is no result."""
 
 Row = dict[str, Any]
 Key = tuple[str, str]
@@ -30,7 +33,7 @@ class Cell:
 
     Attributes:
         row: as recorded.
-        us: its time by the section's rule; None if the row does not have it.
+        us: its time by the section's rule; None if the row does not have it or is wrong.
         recorded, live: fastest peer of the peers' file, and of the same run.
         note: why there is no ratio, if there is none.
     """
@@ -72,15 +75,21 @@ def is_ours(row: Row) -> bool:
     return "sec" in row and row.get("peer", OURS) == OURS
 
 
+def is_wrong(row: Row) -> bool:
+    """A row whose `err` says that the result was wrong (NaN is text in a record)."""
+    err = row.get("err", 0.0)
+    return not (isinstance(err, int | float) and err <= WRONG)
+
+
 def best_peers(rows: Iterable[Row], against: str = "") -> dict[Key, Time]:
     """The fastest peer of every (sec, cfg), among those whose name begins with `against`."""
     best: dict[Key, Time] = {}
     for row in rows:
         us, peer = time_of(row), str(row.get("peer", ""))
-        if us is None or "sec" not in row or is_ours(row) or not peer.startswith(against):
+        if us is None or "sec" not in row or is_ours(row) or is_wrong(row):
             continue
         key = (row["sec"], row["cfg"])
-        if key not in best or us < best[key][0]:
+        if peer.startswith(against) and (key not in best or us < best[key][0]):
             best[key] = (us, peer)
     return best
 
@@ -97,7 +106,9 @@ def join(rows: Sequence[Row], peers: Sequence[Row], against: str = "") -> list[C
         key: Key = (ALIASES.get(own[0], own[0]), own[1])
         us = time_of(row)
         field, note = time_field(own[0]), ""
-        if us is None:
+        if is_wrong(row):
+            us, note = None, f"WRONG RESULT, err {row['err']}"
+        elif us is None:
             note = f"cannot be joined: no {field} here"
         elif key not in recorded:
             note = f"cannot be joined: no peer gives {field}" if key in known else "no peer"

@@ -12,7 +12,7 @@ import pytest
 from perf import compare, goals, joining, records
 from perf.cases.prefill import windows
 
-PEER_ROWS = [
+PEER_ROWS: list[dict[str, Any]] = [
     {"sec": "C", "cfg": "a", "peer": "p", "us": 9.0, "us_graph": 8.0},
     {"sec": "C", "cfg": "a", "peer": "fi_q", "us": 1.0, "us_graph": 10.0},
     {"sec": "C", "cfg": "b", "peer": "r", "us": 10.0},

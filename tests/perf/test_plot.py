@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def test_plot_writes_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_lines() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"sec": "A", "cfg": "d64 causal s512", "peer": "a", "tflops": 3.0},
         {"sec": "A", "cfg": "d64 causal s512", "peer": "b", "tflops": 5.0},
         {"sec": "A", "cfg": "d64 full   s1024", "peer": "b", "tflops": 7.0},
