@@ -86,8 +86,6 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         all_masked=not variant.band_is_mask,
         band_right=variant.band_is_mask and variant.band.right is not None,
         band_left=variant.band_is_mask and variant.band.left is not None,
-        # With 128 accumulator registers the rescale is long: it runs under QK then.
-        rescale_first=spec.head_dim_vo > 128,
     )
     return GeneratedKernel(
         name=spec.name,

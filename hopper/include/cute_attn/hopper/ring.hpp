@@ -16,6 +16,10 @@ struct RingPosition {
   int stage = 0;
   uint32_t parity = 0;
 
+  CUTE_DEVICE RingPosition previous() const {
+    return stage > 0 ? RingPosition{stage - 1, parity} : RingPosition{kStages - 1, parity ^ 1};
+  }
+
   CUTE_DEVICE void advance() {
     if (++stage == kStages) {
       stage = 0;

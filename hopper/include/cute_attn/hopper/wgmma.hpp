@@ -15,22 +15,30 @@ namespace cute_attn {
 // computed once per warp, in uniform registers.
 CUTE_DEVICE int warp_uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
-// Descriptor of a 128-byte swizzled operand. `leading` is the distance in bytes between 64-column
-// chunks (only read for MN-major operands); groups of eight rows are 1024 bytes apart.
-CUTE_DEVICE uint64_t swizzled_descriptor(void const* tile, uint32_t leading) {
-  constexpr uint64_t kSwizzle128B = 1ull << 62;
-  constexpr uint64_t kStride = uint64_t(1024 >> 4) << 32;
-  uint64_t const start = (cute::cast_smem_ptr_to_uint(tile) & 0x3FFFF) >> 4;
-  return start | uint64_t(leading >> 4) << 16 | kStride | kSwizzle128B;
-}
+// A swizzled operand in shared memory: the low word of its descriptor (address / 16, and in the upper
+// half the distance between 64-column chunks, which is only read for MN-major operands). The high
+// word is the same for all: groups of eight rows are 1024 bytes apart, 128-byte swizzle.
+struct Operand {
+  uint32_t low;
 
-// Element offset of k-step i (16 of the summed index) in a tile of kRows rows: along the columns
-// for K-major operands, along the rows for MN-major ones (codegen.smem_tile.SmemTile.wgmma_k_step).
+  CUTE_DEVICE Operand(void const* tile, uint32_t leading_bytes)
+      : low(warp_uniform(cute::cast_smem_ptr_to_uint(tile) >> 4 | (leading_bytes >> 4) << 16)) {}
+
+  // The descriptor of what begins `bytes` behind: an addition, because shared-memory addresses never
+  // carry out of their field.
+  CUTE_DEVICE uint64_t at(uint32_t bytes) const {
+    constexpr uint64_t kHigh = uint64_t(1024 >> 4 | 1u << 30) << 32;
+    return kHigh | (low + (bytes >> 4));
+  }
+};
+
+// Bytes from a tile of kRows rows to its k-step i (16 of the summed index): along the columns for
+// K-major operands, along the rows for MN-major ones (codegen.smem_tile.SmemTile.wgmma_k_step).
 template <int kRows>
-CUTE_DEVICE constexpr int k_major_step(int i) {
-  return (i / 4) * kRows * 64 + (i % 4) * 16;
+CUTE_DEVICE constexpr uint32_t k_major_step(int i) {
+  return (i / 4) * kRows * 128 + (i % 4) * 32;
 }
-CUTE_DEVICE constexpr int mn_major_step(int i) { return i * 16 * 64; }
+CUTE_DEVICE constexpr uint32_t mn_major_step(int i) { return i * 16 * 128; }
 
 namespace detail {
 template <class Mma, int N, int... I>
@@ -52,19 +60,17 @@ CUTE_DEVICE void fence_fragment(float (&fragment)[N]) {
 }
 
 // score (64, kTileKV) = Q (64, kHeadDim) K (kTileKV, kHeadDim)^T, issued and committed, not waited
-// for. q points at this warpgroup's first row in the Q tile of kTileQ rows.
-template <class Mma, int kTileQ, int kTileKV, int kHeadDim, class Element, int N>
-CUTE_DEVICE void issue_qk(Element const* q, Element const* k, float (&score)[N]) {
+// for. q begins at this warpgroup's first row in the Q tile of kTileQ rows.
+template <class Mma, int kTileQ, int kTileKV, int kHeadDim, int N>
+CUTE_DEVICE void issue_qk(Operand q, Operand k, float (&score)[N]) {
   using cute::SM90::GMMA::ScaleOut;
   static_assert(N == kTileKV / 2);
   fence_fragment(score);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int i = 0; i < kHeadDim / 16; ++i) {
-    uint64_t const a = swizzled_descriptor(q + k_major_step<kTileQ>(i), 0);
-    uint64_t const b = swizzled_descriptor(k + k_major_step<kTileKV>(i), 0);
-    detail::fma_ss<Mma>(a, b, score, i > 0 ? ScaleOut::One : ScaleOut::Zero,
-                        cute::make_int_sequence<N>{});
+    detail::fma_ss<Mma>(q.at(k_major_step<kTileQ>(i)), k.at(k_major_step<kTileKV>(i)), score,
+                        i > 0 ? ScaleOut::One : ScaleOut::Zero, cute::make_int_sequence<N>{});
   }
   cute::warpgroup_commit_batch();
   fence_fragment(score);
@@ -72,15 +78,14 @@ CUTE_DEVICE void issue_qk(Element const* q, Element const* k, float (&score)[N])
 
 // out (64, kHeadDim) += P (64, kTileKV) V (kTileKV, kHeadDim), issued and committed. P is in
 // registers: packed pairs of the score fragment are already an A operand.
-template <class Mma, int kTileKV, class Element, int P, int N>
-CUTE_DEVICE void issue_pv(uint32_t const (&p)[P], Element const* v, float (&out)[N]) {
+template <class Mma, int kTileKV, int P, int N>
+CUTE_DEVICE void issue_pv(uint32_t const (&p)[P], Operand v, float (&out)[N]) {
   static_assert(P == kTileKV / 4);
   fence_fragment(out);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int i = 0; i < kTileKV / 16; ++i) {
-    uint64_t const b = swizzled_descriptor(v + mn_major_step(i), kTileKV * 128);
-    detail::fma_rs<Mma>(p + 4 * i, b, out, cute::make_int_sequence<N>{});
+    detail::fma_rs<Mma>(p + 4 * i, v.at(mn_major_step(i)), out, cute::make_int_sequence<N>{});
   }
   cute::warpgroup_commit_batch();
   fence_fragment(out);

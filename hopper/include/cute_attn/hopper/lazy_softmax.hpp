@@ -1,0 +1,90 @@
+// Online softmax whose reference follows the running maximum only when it must, so that a step has
+// neither shuffles nor a rescale of the output as long as no score stands out (the idea: Dao et al.,
+// FlashAttention-4, 2026). Fragment layout: see softmax.hpp.
+#pragma once
+
+#include <cute_attn/softmax.hpp>
+
+namespace cute_attn {
+
+// Largest score of one of the thread's two rows, in two chains.
+template <int N>
+CUTE_DEVICE float row_top(float const (&score)[N], int row) {
+  float even = fmaxf(score[2 * row], score[2 * row + 1]);
+  float odd = fmaxf(score[4 + 2 * row], score[5 + 2 * row]);
+  CUTE_UNROLL
+  for (int j = 8; j < N; j += 8) {
+    even = fmaxf(even, fmaxf(score[j + 2 * row], score[j + 2 * row + 1]));
+    odd = fmaxf(odd, fmaxf(score[j + 4 + 2 * row], score[j + 5 + 2 * row]));
+  }
+  return fmaxf(even, odd);
+}
+
+// Running sum of this thread's two rows, relative to a reference exponent.
+struct LazySoftmax {
+  float reference[2];  // base-2 exponent, over all lanes of the row; -inf: no key seen so far
+  float row_sum[2];    // over this thread's columns only, until finish()
+  float scale_log2;    // score -> base-2 exponent
+
+  CUTE_DEVICE explicit LazySoftmax(float scale)
+      : reference{neg_infinity(), neg_infinity()}, row_sum{0.f, 0.f}, scale_log2(scale) {}
+
+  // First part of a step: what the exponents are relative to. The usual reference is the running
+  // maximum; here it follows the maximum only when that has grown by more than 2^kSlack, because
+  // output and sum are relative to the same reference and the result is the same. Returns whether
+  // any row of the warp has a new one: then the earlier output must be multiplied with rescale[row].
+  template <int N>
+  CUTE_DEVICE bool update_reference(float const (&score)[N], float (&rescale)[2]) {
+    constexpr float kSlack = 8.f;  // probabilities up to 256
+    float top[2];  // over this thread's columns
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) top[row] = row_top(score, row) * scale_log2;
+    bool const grown = top[0] > reference[0] + kSlack || top[1] > reference[1] + kSlack;
+    if (!__any_sync(0xffffffffu, grown)) return false;
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) {  // each row for itself, whatever the others hold
+      float const next = quad_max(top[row]);
+      bool const grows = next > reference[row] + kSlack;
+      rescale[row] = grows ? exp2_approx(reference[row] - next) : 1.f;
+      reference[row] = grows ? next : reference[row];
+      row_sum[row] *= rescale[row];
+    }
+    return true;
+  }
+
+  // Second part: registers [kBegin, kEnd) of the fragment become probabilities. kMayBeEmpty: a row may
+  // have no visible key so far, which must not turn into -inf - -inf.
+  template <bool kMayBeEmpty, int kBegin, int kEnd, int N>
+  CUTE_DEVICE void exponentiate(float (&score)[N]) {
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      float const base =
+          kMayBeEmpty && reference[row] == neg_infinity() ? 0.f : reference[row];
+      float sum = 0.f;
+      CUTE_UNROLL
+      for (int j = kBegin; j < kEnd; j += 4) {
+        CUTE_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          float& p = score[j + 2 * row + e];
+          p = exp2_approx(p * scale_log2 - base);
+          sum += p;
+        }
+      }
+      row_sum[row] += sum;
+    }
+  }
+
+  // Sums over the lanes of a row. Afterwards inverse[row] normalises the output (0 for a row that
+  // saw no key) and lse2[row] is log2 of the sum of the exponentials (-inf for such a row).
+  CUTE_DEVICE void finish(float (&inverse)[2], float (&lse2)[2]) {
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      float const sum = quad_sum(row_sum[row]);
+      bool const empty = sum == 0.f;
+      inverse[row] = empty ? 0.f : 1.f / sum;
+      lse2[row] = empty ? neg_infinity() : reference[row] + __log2f(sum);
+    }
+  }
+};
+
+}  // namespace cute_attn
