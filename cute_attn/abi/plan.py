@@ -8,17 +8,18 @@
     places    rounds x num_blocks uint16    behind the records in use; offset in the header
 
 Every offset follows from `num_blocks` (the grid) alone, so a captured CUDA graph needs only new
-contents (the header holds the one offset that moves). There is no list of items: a block derives its
-items by arithmetic (see `work.py`).
+contents (the header holds the one offset that moves). There is no list of items: a block derives
+its items by arithmetic (see `work.py`).
 
 Vocabulary. A *tile* is `tile_q` packed query rows of one (request, KV head): packed row r of a
 request is query token r // group under query head kv_head * group + r % group. A *KV block* is
 `tile_kv` keys. Tiles are numbered through all requests in record order. The first
-`num_whole_tiles` tiles are handed out whole, in rounds of `num_blocks` neighbours; the others lie on
-one line of KV blocks that is cut in `num_blocks` pieces (stream-K). Who takes which tile of a round:
-snake order (upwards, downwards, ...) up to round `first_listed_round`; from then on `places` says it:
-row r, column b is the tile that thread block b takes in round first_listed_round + r, counted from
-the first tile of that first listed round.
+`num_whole_tiles` tiles are handed out whole, in rounds of `num_blocks`; the others lie on one line
+of KV blocks that is cut in `num_blocks` pieces (stream-K).
+
+Who takes which tile of a round: snake order (upwards, downwards, ...) up to round
+`first_listed_round`; from then on `places` says it: row r, column b is the tile that thread block b
+takes in round first_listed_round + r, counted from the first tile of that first listed round.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ REQUEST_FIELDS = (
 MAX_BATCH = 1 << 20
 MAX_LEVELS = 1 << 4
 MAX_SECTION_HEADS = (1 << 7) - 1
-MAX_LISTED_ROUNDS = 32
+MAX_LISTED_ROUNDS = 16
 
 
 class RequestRecord(NamedTuple):

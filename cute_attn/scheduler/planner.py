@@ -10,7 +10,8 @@ tiles meet in the middle.
 A batch in which every request has one query tile (decode) has nothing to share: all of it is the
 line. Splitting costs partial results and a merge, so several ways are priced (all tiles whole, line
 cut between tiles only, line cut anywhere, few tiles in even pieces) and the cheapest is taken. All
-tiles whole within 0.2 % of the mean is good enough: it also depends least on what the model says.
+tiles whole, if that leaves less idle than splitting costs, is taken without a look at the others:
+it also depends least on what the model says.
 
 Policy "whole" never splits: what a request's result is computed from, and in which order, then does
 not depend on the rest of the batch.
@@ -93,6 +94,10 @@ class Plan:
         return (int(self.block_costs.max()) + self.merge_cost) / 1000
 
 
+Slots = tuple[Int64Array, Int64Array, Int64Array]
+"""What `number_slots` returns."""
+
+
 @dataclass
 class _Candidate:
     """One way to hand out the tiles."""
@@ -102,6 +107,7 @@ class _Candidate:
     costs: Int64Array
     merge: int = 0
     rounds: Rounds | None = None
+    slots: Slots | None = None
 
     @property
     def finish(self) -> int:
@@ -184,13 +190,15 @@ def _hand_out(
         tiles = runs.tile_cost.repeat(runs.heads)
         rounds = hand_out_rounds(tiles, num_blocks)
         whole = _all_whole(runs, rounds)
-        if rounds.first_listed < rounds.loads.shape[0]:
-            sorted_end = _all_whole(runs, sort_last_rounds(tiles, rounds))
+        slack = share // 512
+        if whole.finish > share + slack and rounds.tiles.size:
+            sorted_end = _all_whole(runs, sort_last_rounds(rounds))
             whole = min(whole, sorted_end, key=lambda candidate: candidate.finish)
-        if whole.finish <= share + share // 512:
+        # No split plan does better than one more item per block and a merge.
+        if whole.finish <= share + max(slack, item + cost.merge_ns):
             return whole
         candidates.append(whole)
-        num_whole, loads = rounds.prefix(tiles, share)
+        num_whole, loads = rounds.prefix(tiles.size, share)
 
     begin_cost = int(loads.sum())
     piece = int((records.min_piece * records.block_cost).max()) + item
@@ -204,13 +212,15 @@ def _hand_out(
     if splittable:
         cuts = cut_anywhere(runs, marks, records.min_piece, near=smallest >= 2 * piece)
         costs = loads + _steps(cuts.cost) + _split_costs(records, runs, cuts, item)
-        merge = _merge_cost(records, runs, cuts, cost)
-        candidates.append(_Candidate(num_whole, cuts, costs, merge, rounds))
-        even = cut_evenly(records, runs, num_blocks)
+        slots = number_slots(cuts)
+        merge = _merge_cost(records, runs, cuts, slots, cost)
+        candidates.append(_Candidate(num_whole, cuts, costs, merge, rounds, slots))
+        even = cut_evenly(records, runs, num_blocks) if records.most_q_tiles > 1 else None
         if even is not None:
             costs = _steps(even.cost) + _split_costs(records, runs, even, item)
-            merge = _merge_cost(records, runs, even, cost)
-            candidates.append(_Candidate(0, even, costs, merge))
+            slots = number_slots(even)
+            merge = _merge_cost(records, runs, even, slots, cost)
+            candidates.append(_Candidate(0, even, costs, merge, None, slots))
     return min(candidates, key=lambda candidate: candidate.finish)
 
 
@@ -230,9 +240,9 @@ def _split_costs(records: Records, runs: Runs, cuts: Cuts, item: int) -> Int64Ar
     return extra
 
 
-def _merge_cost(records: Records, runs: Runs, cuts: Cuts, cost: CostModel) -> int:
+def _merge_cost(records: Records, runs: Runs, cuts: Cuts, slots: Slots, cost: CostModel) -> int:
     """What merging adds to the step: the tile with the most to read; 0 if no tile is split."""
-    _, first, pieces = number_slots(cuts)
+    _, first, pieces = slots
     if first.size == 0:
         return 0
     return cost.merge_ns + int((pieces * records.merge_cost[runs.record[cuts.run[first]]]).max())
@@ -240,7 +250,7 @@ def _merge_cost(records: Records, runs: Runs, cuts: Cuts, cost: CostModel) -> in
 
 def _all_whole(runs: Runs, rounds: Rounds) -> _Candidate:
     """All tiles in rounds; every cut lies at the end of the line."""
-    loads = rounds.loads[-1]
+    loads = rounds.after(rounds.most.size)
     size = loads.size + 1
     run = np.full(size, runs.heads.size - 1)
     end = np.full(size, runs.num_tiles)
@@ -249,10 +259,9 @@ def _all_whole(runs: Runs, rounds: Rounds) -> _Candidate:
 
 def _listed_places(best: _Candidate, num_blocks: int) -> Int64Array:
     """(listed rounds, num_blocks) places of whole tiles, counted from the first listed round's."""
-    if best.rounds is None:
+    if best.rounds is None or best.rounds.tiles.size == 0:
         return np.zeros((0, num_blocks), np.int64)
-    listed = best.rounds.places[best.rounds.first_listed : -(-best.num_whole // num_blocks)]
-    return listed + num_blocks * np.arange(listed.shape[0])[:, None]
+    return best.rounds.places(-(-best.num_whole // num_blocks))
 
 
 def _write(
@@ -266,7 +275,7 @@ def _write(
     """Fills the buffer."""
     n, num_blocks = requests.num_requests, layout.num_blocks
     cuts = best.cuts
-    slot, first, pieces = number_slots(cuts)
+    slot, first, pieces = best.slots or number_slots(cuts)
     num_slots = int(pieces.sum())
     assert num_slots <= max_slots(num_blocks)
     num_tiles = runs.num_tiles

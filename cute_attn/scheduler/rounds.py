@@ -17,7 +17,8 @@ from cute_attn.abi.plan import MAX_LISTED_ROUNDS
 from cute_attn.scheduler.batch import Int64Array
 
 _LAST_ROUNDS = 4
-_MAX_PLACE = (1 << 16) - 1
+_BLOCK_BITS = 16  # of a sort key that holds a cost and a thread block
+_MOST_COST = 1 << (62 - _BLOCK_BITS)
 
 
 @dataclass
@@ -25,29 +26,63 @@ class Rounds:
     """Whole tiles, handed out in rounds.
 
     Attributes:
-        places: (rounds, num_blocks) which tile each block takes, counted from the round's first.
-        loads: (rounds, num_blocks) cost of each block after the round.
-        first_listed: rounds from this one on are in no order that the kernels know.
+        costs: (rounds * num_blocks,) cost of each tile in plan order, padded by zeros.
+        most: (rounds,) cost of the busiest block after each round.
+        snake_loads: (first_listed, num_blocks) cost of each block after each round in snake order.
+        takers: (listed rounds, num_blocks) thread blocks of each round, by cost.
+        loads: (listed rounds, num_blocks) cost of `takers` after the round.
+        tiles: (listed rounds, num_blocks) tile of each taker, from the first listed round's first.
     """
 
-    places: Int64Array
+    costs: Int64Array
+    most: Int64Array
+    snake_loads: Int64Array
+    takers: Int64Array
     loads: Int64Array
-    first_listed: int
+    tiles: Int64Array
 
-    def prefix(self, tiles: Int64Array, share: int) -> tuple[int, Int64Array]:
+    @property
+    def first_listed(self) -> int:
+        """Rounds from this one on are in no order that the kernels know."""
+        return int(self.snake_loads.shape[0])
+
+    def after(self, count: int) -> Int64Array:
+        """(num_blocks,) cost of each block after `count` rounds."""
+        if count == 0:
+            return np.zeros(self.takers.shape[1], np.int64)
+        if count <= self.first_listed:
+            return np.array(self.snake_loads[count - 1])
+        loads = np.empty(self.takers.shape[1], np.int64)
+        loads[self.takers[count - 1 - self.first_listed]] = self.loads[
+            count - 1 - self.first_listed
+        ]
+        return loads
+
+    def places(self, count: int) -> Int64Array:
+        """(listed rounds, num_blocks) tile of each block in the listed ones of `count` rounds."""
+        listed = max(count - self.first_listed, 0)
+        places = np.empty((listed, self.takers.shape[1]), np.int64)
+        np.put_along_axis(places, self.takers[:listed], self.tiles[:listed], axis=1)
+        return places
+
+    def prefix(self, num_tiles: int, share: int) -> tuple[int, Int64Array]:
         """How many tiles go out whole, and the cost each block then has.
 
         The largest number of full rounds, then of single tiles, that keep every block within
         `share`.
         """
-        num_blocks = self.loads.shape[1]
-        full = int(self.loads.max(axis=1).searchsorted(share, side="right"))
-        loads = self.loads[full - 1].copy() if full else np.zeros(num_blocks, np.int64)
+        num_blocks = self.takers.shape[1]
+        full = int(np.searchsorted(self.most, share, side="right"))
+        loads = self.after(full)
         begin = full * num_blocks
-        rest = tiles[begin : begin + num_blocks]
+        rest = self.costs[begin : min(begin + num_blocks, num_tiles)]
         if rest.size == 0:
-            return tiles.size, loads
-        block = self.places[full].argsort()[: rest.size]  # of each place
+            return num_tiles, loads
+        listed = full - self.first_listed
+        if listed >= 0:
+            block = self.takers[listed][self.tiles[listed].argsort()][: rest.size]
+        else:
+            block = np.arange(num_blocks)[:: -1 if full % 2 else 1][: rest.size]
         over = loads[block] + rest > share
         single = int(over.argmax()) if over.any() else rest.size
         loads[block[:single]] += rest[:single]
@@ -62,53 +97,70 @@ def hand_out_rounds(tiles: Int64Array, num_blocks: int) -> Rounds:
         num_blocks: thread blocks.
     """
     rounds = -(-tiles.size // num_blocks)
-    costs = np.zeros((rounds, num_blocks), np.int64)
-    costs.reshape(-1)[: tiles.size] = tiles
-    places = np.empty((rounds, num_blocks), np.int64)
-    places[:] = np.arange(num_blocks)
-    places[1::2] = places[0, ::-1]
-    alike = int(tiles.max()) == int(tiles.min())
-    listable = rounds > 1 and not alike and num_blocks * MAX_LISTED_ROUNDS <= _MAX_PLACE
+    costs = np.zeros(rounds * num_blocks, np.int64)
+    costs[: tiles.size] = tiles
+    listable = (
+        rounds > 1
+        and num_blocks * MAX_LISTED_ROUNDS <= 1 << _BLOCK_BITS
+        and int(tiles.max()) > int(tiles.min())
+        and int(tiles.max()) < _MOST_COST // rounds
+    )
     first = max(0, rounds - MAX_LISTED_ROUNDS) if listable else rounds
-    costs[1:first:2] = costs[1:first:2, ::-1].copy()
-    loads = costs.cumsum(axis=0)
-    if listable:
-        longest_first = (-costs[first:]).argsort(axis=1, kind="stable")
-        falling = np.take_along_axis(costs[first:], longest_first, axis=1)
-        _longest_to_least(falling, longest_first, loads, places, first)
-    return Rounds(places, loads, first)
+    table = costs.reshape(rounds, num_blocks)
+    snake = table[:first].copy()
+    snake[1::2] = snake[1::2, ::-1].copy()
+    snake.cumsum(axis=0, out=snake)
+    most = snake.max(axis=1)
+    if not listable:
+        none = np.zeros((0, num_blocks), np.int64)
+        return Rounds(costs, most, snake, none, none, none)
+    listed = table[first:]
+    order = (-listed).argsort(axis=1, kind="stable")
+    order += np.arange(0, listed.size, num_blocks)[:, None]
+    takers, loads = _longest_to_least(
+        listed.reshape(-1)[order], snake[-1] if first else np.zeros(num_blocks, np.int64)
+    )
+    most = np.concatenate((most, loads.max(axis=1)))
+    return Rounds(costs, most, snake, takers, loads, order)
 
 
-def sort_last_rounds(tiles: Int64Array, rounds: Rounds) -> Rounds:
+def sort_last_rounds(rounds: Rounds) -> Rounds:
     """The same with the tiles of the last rounds in one order, the shortest in the very last.
 
-    Blocks end closer together, for less sharing at the end.
+    Blocks end closer together, for less sharing at the end. Only for all tiles whole: the rounds
+    are no longer made of neighbours.
     """
-    count, num_blocks = rounds.places.shape
-    begin = max(count - _LAST_ROUNDS, rounds.first_listed)
-    costs = np.zeros((count - begin) * num_blocks, np.int64)
-    costs[: tiles.size - begin * num_blocks] = tiles[begin * num_blocks :]
-    longest_first = (-costs).argsort(kind="stable")
-    falling = costs[longest_first].reshape(-1, num_blocks)
-    place = longest_first.reshape(-1, num_blocks)
-    place -= np.arange(0, costs.size, num_blocks)[:, None]
-    places, loads = rounds.places.copy(), rounds.loads.copy()
-    _longest_to_least(falling, place, loads, places, begin)
-    return Rounds(places, loads, rounds.first_listed)
+    listed, num_blocks = rounds.tiles.shape
+    keep = max(listed - _LAST_ROUNDS, 0)
+    begin = (rounds.first_listed + keep) * num_blocks
+    costs = rounds.costs[begin:]
+    order = (-costs).argsort(kind="stable").reshape(-1, num_blocks)
+    takers, loads = _longest_to_least(costs[order], rounds.after(rounds.first_listed + keep))
+    return Rounds(
+        rounds.costs,
+        np.concatenate((rounds.most[: rounds.first_listed + keep], loads.max(axis=1))),
+        rounds.snake_loads,
+        np.concatenate((rounds.takers[:keep], takers)),
+        np.concatenate((rounds.loads[:keep], loads)),
+        np.concatenate((rounds.tiles[:keep], order + keep * num_blocks)),
+    )
 
 
-def _longest_to_least(
-    falling: Int64Array, place: Int64Array, loads: Int64Array, places: Int64Array, begin: int
-) -> None:
-    """Fills rows of `loads` and `places` from `begin` on: long tiles to blocks with little cost.
+def _longest_to_least(falling: Int64Array, load: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Gives each round's tiles to thread blocks: the longer, the less the block has so far.
 
-    `falling`, `place`: (rounds, num_blocks) costs of each round's tiles, falling, and their places.
+    Args:
+        falling: (rounds, num_blocks) cost of each round's tiles, falling.
+        load: (num_blocks,) cost of each block before.
+
+    Returns:
+        takers, loads: (rounds, num_blocks) the block that gets the tile, and its cost after it.
     """
-    load = loads[begin - 1].copy() if begin else np.zeros(falling.shape[1], np.int64)
-    taker = np.empty_like(falling)
-    for at, row in enumerate(falling):
-        least_first = load.argsort(kind="stable")
-        taker[at] = least_first
-        load[least_first] += row
-        loads[begin + at] = load
-    np.put_along_axis(places[begin:], taker, place, axis=1)
+    step = falling << _BLOCK_BITS
+    keys = np.empty_like(falling)
+    key = (load << _BLOCK_BITS) + np.arange(load.size)  # ties by block
+    for at, more in enumerate(step):
+        key.sort()
+        key += more
+        keys[at] = key
+    return keys & ((1 << _BLOCK_BITS) - 1), keys >> _BLOCK_BITS

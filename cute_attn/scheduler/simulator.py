@@ -150,7 +150,7 @@ def simulate(
         busy_us=busy,
         compute_us=_sum(of_block, compute, count),
         hbm_bytes=int(bytes_of.sum()),
-        merge_us=float(after.max(initial=0.0) - busy.max(initial=0.0)),
+        merge_us=max(float(after.max(initial=0.0) - busy.max(initial=0.0)), 0.0),
         ideal_us=max(float(spread), float(bytes_of.sum()) / rate),
     )
 

@@ -101,7 +101,7 @@ def sort_requests(
     last_row = np.maximum(q_tiles - 1, 0) * tile_q if most > 1 else np.zeros_like(packed)
     blocks = visible_blocks(geometry, shift, requests.kv_len, last_row, packed)
     read_block = None
-    if most > 1:
+    if most > 1 and bool((q_tiles == 1).any()):
         # Between the first and the last query tile the visible range grows evenly.
         row_end = np.minimum(packed, tile_q)
         first = visible_blocks(geometry, shift, requests.kv_len, np.zeros_like(packed), row_end)

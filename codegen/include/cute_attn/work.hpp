@@ -181,8 +181,8 @@ class WorkWalker {
   }
 
   // Records are sorted by tile_begin; the one that holds `tile` is the last that begins at or
-  // before it (records of empty requests share a tile_begin with their successor). Listed rounds may
-  // go back to earlier records.
+  // before it (records of empty requests share a tile_begin with their successor). Listed rounds
+  // may go back to earlier records.
   CUTE_DEVICE int find_request(int tile) const {
     int low = tile >= plan_.requests()[request_].tile_begin ? request_ : 0;
     int high = plan_.header().num_requests;
