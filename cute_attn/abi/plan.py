@@ -5,15 +5,21 @@
     cuts      (num_blocks + 1) x 6 ints     where each block's share of the stream-K line begins
     padding                                 so that request records are 32-byte aligned
     requests  (max_requests + 1) x 8 ints   request records, sorted, closed by a sentinel
+    places    rounds x num_blocks uint16    behind the records in use; offset in the header
 
 Every offset follows from `num_blocks` (the grid) alone, so a captured CUDA graph needs only new
-contents. There is no list of items: a block derives its items by arithmetic (see `work.py`).
+contents (the header holds the one offset that moves). There is no list of items: a block derives
+its items by arithmetic (see `work.py`).
 
 Vocabulary. A *tile* is `tile_q` packed query rows of one (request, KV head): packed row r of a
 request is query token r // group under query head kv_head * group + r % group. A *KV block* is
 `tile_kv` keys. Tiles are numbered through all requests in record order. The first
-`num_whole_tiles` tiles are handed out whole, in snake order; the others lie on one line of KV
-blocks that is cut in `num_blocks` pieces (stream-K).
+`num_whole_tiles` tiles are handed out whole, in rounds of `num_blocks`; the others lie on one line
+of KV blocks that is cut in `num_blocks` pieces (stream-K).
+
+Who takes which tile of a round: snake order (upwards, downwards, ...) up to round
+`first_listed_round`; from then on `places` says it: row r, column b is the tile that thread block b
+takes in round first_listed_round + r, counted from the first tile of that first listed round.
 """
 
 from __future__ import annotations
@@ -42,8 +48,8 @@ HEADER_FIELDS = (
     "group",  # query heads per KV head
     "num_kv_heads",
     "num_blocks",  # thread blocks = the grid
-    "reserved_12",
-    "reserved_13",
+    "first_listed_round",  # rounds from this one on are listed in `places`; UNBOUNDED = none
+    "places",  # offset of `places` in the buffer, in int32; 0 = none
     "reserved_14",
     "reserved_15",
 )
@@ -74,6 +80,7 @@ REQUEST_FIELDS = (
 MAX_BATCH = 1 << 20
 MAX_LEVELS = 1 << 4
 MAX_SECTION_HEADS = (1 << 7) - 1
+MAX_LISTED_ROUNDS = 16
 
 
 class RequestRecord(NamedTuple):
@@ -140,11 +147,15 @@ class PlanLayout:
     @property
     def size(self) -> int:
         """Length of the buffer in int32."""
-        return self.requests + len(REQUEST_FIELDS) * (self.max_requests + 1)
+        return self.used_size(self.max_requests, MAX_LISTED_ROUNDS)
 
-    def used_size(self, num_requests: int) -> int:
-        """Length of the prefix that a plan of `num_requests` requests fills."""
+    def places(self, num_requests: int) -> int:
+        """Offset of the listed rounds of a plan of `num_requests` requests."""
         return self.requests + len(REQUEST_FIELDS) * (num_requests + 1)
+
+    def used_size(self, num_requests: int, listed_rounds: int = 0) -> int:
+        """Length of the prefix that a plan of so many requests and listed rounds fills."""
+        return self.places(num_requests) + (listed_rounds * self.num_blocks + 1) // 2
 
 
 class PlanView:
@@ -163,8 +174,13 @@ class PlanView:
         self.header = buffer[: layout.splits]
         self.splits = buffer[layout.splits : layout.cuts].reshape(-1, len(SPLIT_FIELDS))
         self.cuts = buffer[layout.cuts : layout.cuts_end].reshape(-1, len(CUT_FIELDS))
-        rows = (buffer.size - layout.requests) // len(REQUEST_FIELDS)
+        places = self.get("places")
+        rows = ((places or buffer.size) - layout.requests) // len(REQUEST_FIELDS)
+        rows = min(rows, layout.max_requests + 1)
         end = layout.requests + rows * len(REQUEST_FIELDS)
+        listed = buffer[places or buffer.size :].view(np.uint16)
+        rounds = listed.size // layout.num_blocks
+        self.places = listed[: rounds * layout.num_blocks].reshape(rounds, layout.num_blocks)
         self.requests = buffer[layout.requests : end].reshape(rows, len(REQUEST_FIELDS))
 
     def get(self, name: str) -> int:

@@ -80,6 +80,7 @@ class WorkWalker:
         self.group, self.num_kv_heads = plan.get("group"), plan.get("num_kv_heads")
         self.window_left, self.window_right = plan.get("window_left"), plan.get("window_right")
         self.num_blocks, self.num_whole = plan.get("num_blocks"), plan.get("num_whole_tiles")
+        self.first_listed = plan.get("first_listed_round")
         num_requests = plan.get("num_requests")
         self._records = [plan.request(i) for i in range(num_requests)]
         self._tile_begin = plan.requests[: num_requests + 1, _TILE_BEGIN].tolist()
@@ -111,8 +112,12 @@ class WorkWalker:
         """The items of thread block `block`, in the order in which it computes them."""
         request = 0
         for step in range(cdiv(self.num_whole, self.num_blocks)):
-            place = self.num_blocks - 1 - block if step % 2 else block
-            tile = step * self.num_blocks + place
+            if step < self.first_listed:
+                place = self.num_blocks - 1 - block if step % 2 else block
+                tile = step * self.num_blocks + place
+            else:
+                place = int(self.plan.places[step - self.first_listed, block])
+                tile = self.first_listed * self.num_blocks + place
             if tile < self.num_whole:
                 request = self._request_of(tile, request)
                 yield self.tile_item(request, tile)
@@ -133,7 +138,9 @@ class WorkWalker:
             tile, offset = tile + 1, 0
 
     def _request_of(self, tile: int, request: int) -> int:
-        """Record that holds `tile`, searched upwards from `request`."""
+        """Record that holds `tile`, searched from `request`; listed rounds may go back."""
+        if tile < self._tile_begin[request]:
+            request = 0
         while tile >= self._tile_begin[request + 1]:
             request += 1
         return request

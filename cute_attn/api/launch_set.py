@@ -109,7 +109,10 @@ class LaunchSet:
         self.spec = spec
         self.num_blocks = num_blocks
         self.cost = CostModel.for_kernel(
-            spec.head_dim_qk, spec.head_dim_vo, blocks_per_sm=spec.tile.blocks_per_sm
+            spec.head_dim_qk,
+            spec.head_dim_vo,
+            schedule=spec.schedule,
+            blocks_per_sm=spec.tile.blocks_per_sm,
         )
         self.kernel = build(spec)
         self.launch = self.kernel.launcher(index).launch

@@ -86,7 +86,10 @@ def plan_step(step: Step, spec: KernelSpec, num_blocks: int) -> PlanFacts:
     geometry = Geometry(spec.tile.q, spec.tile.kv, spec.group, NUM_KV_HEADS, left, right)
     requests = RequestBatch.from_lengths(np.array(step.q_lens), np.array(step.kv_lens))
     cost = CostModel.for_kernel(
-        spec.head_dim_qk, spec.head_dim_vo, blocks_per_sm=spec.tile.blocks_per_sm
+        spec.head_dim_qk,
+        spec.head_dim_vo,
+        schedule=spec.schedule,
+        blocks_per_sm=spec.tile.blocks_per_sm,
     )
     times = []
     for _ in range(_REPEATS):

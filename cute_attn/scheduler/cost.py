@@ -1,11 +1,14 @@
 """The cost model: what a piece of a tile costs a thread block, in integer nanoseconds.
 
-    cost(item) = tile + blocks * block       and `partial` more for a piece of a split tile
+    cost(item) = fixed + blocks * block      and `partial` more for a piece of a split tile
 
 A KV block costs the longer of two resources: tensor-core time for tile_q x tile_kv scores
 ("compute"), and the time to read tile_kv keys and values from HBM ("bytes"). Query tiles of one
 request share what they read through the L2 cache, so the bytes of a block are divided by the
 request's number of query tiles: decode ends up in the bytes regime, prefill in the compute regime.
+In a mixed step the blocks that compute leave their share of the bandwidth to those that read.
+
+`_FAMILIES` holds the constants of each kernel family: refitting is changing numbers there.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cute_attn.abi import UNBOUNDED
 from cute_attn.scheduler.batch import Geometry, Int64Array
 
 
@@ -40,15 +44,58 @@ H200 = Gpu("H200", sms=132, tflops=796.0, read_gbps=4633.0, sm_read_gbps=129.0)
 
 
 @dataclass(frozen=True)
+class Family:
+    """What a kernel family adds to the ceilings of a device, if it has an SM to itself.
+
+    Attributes:
+        tile_ns: fixed cost of an item: Q load, pipeline fill and drain, output.
+        masked_ns: what the masked KV blocks at one end of the visible band cost more than others.
+        efficiency: share of `Gpu.tflops` that the loop over KV blocks reaches.
+    """
+
+    tile_ns: int
+    masked_ns: int
+    efficiency: float
+
+
+# Per family, by the largest head_dim a row is for. A fit: time of an item over its KV blocks, full
+# mask (slope: efficiency; rest: tile_ns), then what a causal mask adds (masked_ns).
+_FAMILIES: dict[str, dict[int, Family]] = {
+    "hopper_tile": {
+        # The exponentials bound it: 1.25 us per 128 keys, where the products take 0.7.
+        64: Family(tile_ns=2000, masked_ns=300, efficiency=0.60),
+        # 1.4 us per 128 keys. 3.5 us: Q 32 KB, first K block, last P V, output through smem.
+        128: Family(tile_ns=3500, masked_ns=300, efficiency=0.98),
+        # One stage of Q (48 KB) at (192, 128): nothing of the next item is there when one ends.
+        192: Family(tile_ns=4000, masked_ns=300, efficiency=0.95),
+        # 1.9 us per 80 keys. One stage of Q, of 64 KB, and as much to write.
+        256: Family(tile_ns=6000, masked_ns=300, efficiency=0.92),
+    },
+    # mma.sync: 1k and 4k keys at two blocks per SM, 6 us + 46 us per 1k keys at head_dim 128. The
+    # diagonal blocks are no dearer than others where softmax is not what is waited for.
+    "ampere_tile": {
+        64: Family(tile_ns=3000, masked_ns=0, efficiency=0.42),
+        128: Family(tile_ns=3000, masked_ns=0, efficiency=0.48),
+        256: Family(tile_ns=3000, masked_ns=0, efficiency=0.42),
+    },
+    # Bound by what it reads: only tile_ns counts, and that does not grow with the blocks per SM,
+    # which take turns waiting.
+    "ampere_decode": {256: Family(tile_ns=1200, masked_ns=0, efficiency=0.75)},
+}
+
+
+@dataclass(frozen=True)
 class CostModel:
     """Costs of a thread block's work. The defaults: head_dim 128, bf16, one block per H200 SM.
 
     Attributes:
         tile_ns: fixed cost of an item: Q load, pipeline fill and drain, output.
+        masked_ns: fixed cost more for each end of the visible band (causal: 1, window: 2).
         row_key_ps: tensor-core picoseconds per (packed query row, key).
         key_ps: picoseconds to read one key and its value from HBM at the block's fair share.
         partial_row_ps: picoseconds to write one packed row of a partial result.
-        merge_ns: what the merge adds to the step if any tile is split (reading partials included).
+        merge_ns: what a merge adds to the step: the last arriver's counter and latencies.
+        merge_row_ps: picoseconds for the last arriver to read one packed row of a partial result.
         key_bytes: bytes of one key and its value in one KV head.
     """
 
@@ -56,8 +103,10 @@ class CostModel:
     row_key_ps: int = 113
     key_ps: int = 14590
     partial_row_ps: int = 14700
-    merge_ns: int = 2500
+    merge_ns: int = 1500
     key_bytes: int = 512
+    masked_ns: int = 0
+    merge_row_ps: int = 4000
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -72,29 +121,47 @@ class CostModel:
         head_dim_qk: int = 128,
         head_dim_vo: int = 128,
         *,
+        schedule: str = "ampere_decode",
         element_bytes: int = 2,
         blocks_per_sm: int = 1,
         gpu: Gpu = H200,
-        efficiency: float = 0.75,
     ) -> CostModel:
-        """Costs from a device's ceilings.
+        """Costs from a device's ceilings and a kernel family's constants.
 
         Args:
             head_dim_qk, head_dim_vo: elements.
+            schedule: kernel family, as in the kernel's spec.
             element_bytes: of K and V.
             blocks_per_sm: resident blocks that share one SM's tensor cores and bandwidth.
             gpu: ceilings.
-            efficiency: share of `gpu.tflops` that the main loop reaches.
+
+        Raises:
+            ValueError: unknown schedule.
         """
-        sm_flops_per_ps = gpu.tflops * efficiency / gpu.sms / blocks_per_sm
+        if schedule not in _FAMILIES:
+            raise ValueError(f"schedule is {schedule!r}; known: {', '.join(_FAMILIES)}")
+        rows = _FAMILIES[schedule]
+        dim = max(head_dim_qk, head_dim_vo)
+        family = rows[min((d for d in rows if d >= dim), default=max(rows))]
+        compute_bound = 1 if schedule == "ampere_decode" else blocks_per_sm
+        sm_flops_per_ps = gpu.tflops * family.efficiency / gpu.sms / blocks_per_sm
         sm_bytes_per_ps = gpu.read_gbps / gpu.sms / blocks_per_sm / 1000
         key_bytes = (head_dim_qk + head_dim_vo) * element_bytes
         return cls(
+            tile_ns=family.tile_ns * compute_bound,
+            masked_ns=family.masked_ns * compute_bound,
             row_key_ps=max(1, round(2 * (head_dim_qk + head_dim_vo) / sm_flops_per_ps)),
             key_ps=max(1, round(key_bytes / sm_bytes_per_ps)),
             partial_row_ps=round(4 * (head_dim_vo + 1) / sm_bytes_per_ps),
             key_bytes=key_bytes,
+            merge_row_ps=round(4 * (head_dim_vo + 1) / gpu.sm_read_gbps * 1000),
         )
+
+    def item(self, geometry: Geometry) -> int:
+        """Nanoseconds of an item beside its KV blocks."""
+        right = geometry.window_right != UNBOUNDED
+        left = geometry.window_left != UNBOUNDED
+        return self.tile_ns + (right + left) * self.masked_ns
 
     def compute_block(self, geometry: Geometry) -> int:
         """Tensor-core nanoseconds of one KV block."""
@@ -104,10 +171,30 @@ class CostModel:
         """Nanoseconds to read one KV block from HBM."""
         return geometry.tile_kv * self.key_ps // 1000
 
-    def block(self, geometry: Geometry, q_tiles: Int64Array) -> Int64Array:
-        """Cost of one KV block for requests of `q_tiles` query tiles per head; at least 1."""
-        read = self.read_block(geometry) // np.maximum(q_tiles, 1)
-        cost: Int64Array = np.maximum(read, max(self.compute_block(geometry), 1))
+    def read_block_in_step(self, geometry: Geometry, loaded: int, computed: int) -> int:
+        """Nanoseconds to read one KV block from HBM, on average over a step bound by HBM.
+
+        Args:
+            geometry: of the step.
+            loaded: KV blocks that the step reads from HBM.
+            computed: KV blocks of tiles that only compute; they leave their bandwidth to others.
+        """
+        read = self.read_block(geometry)
+        total = loaded * read
+        left = total - computed * self.compute_block(geometry)
+        return read * max(left, 0) // total if total else read
+
+    def block(
+        self, geometry: Geometry, q_tiles: Int64Array, read_block: int | None = None
+    ) -> Int64Array:
+        """Cost of one KV block for requests of `q_tiles` query tiles per head; at least 1.
+
+        `read_block`: nanoseconds to read one; default: at the fair share of the bandwidth.
+        """
+        read = self.read_block(geometry) if read_block is None else read_block
+        cost: Int64Array = np.maximum(
+            read // np.maximum(q_tiles, 1), max(self.compute_block(geometry), 1)
+        )
         return cost
 
 

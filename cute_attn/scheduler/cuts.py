@@ -2,7 +2,8 @@
 
 The line is cut so that every block that takes part ends at the same cost, given what it already
 has ("water filling" with a minimal share). A cut that would leave a piece shorter than `min_piece`
-KV blocks moves to where it does not. All of it is integer arithmetic on arrays of num_blocks.
+KV blocks moves to where it does not. A line of few tiles can also be cut in even pieces, one per
+block. All of it is integer arithmetic on arrays of num_blocks.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_attn.scheduler.batch import Int64Array
-from cute_attn.scheduler.tiles import Runs
+from cute_attn.scheduler.tiles import Records, Runs
+
+_MOST_PIECES = 64
+"""Of one tile, where tiles are cut evenly: more are not worth their merge."""
 
 
 @dataclass
@@ -112,6 +116,53 @@ def cut_anywhere(runs: Runs, marks: Marks, min_piece: Int64Array, *, near: bool)
     cost += runs.cost_begin[marks.run]
     cost += inside * (fixed + at * block_cost)
     return Cuts(runs.tile_begin[marks.run] + local, at, marks.run, cost)
+
+
+def cut_evenly(records: Records, runs: Runs, num_blocks: int) -> Cuts | None:
+    """Cuts each tile in pieces of equal length, for one block each: no block has two pieces.
+
+    Tries how many pieces the dearest tile should have; the others get pieces that cost no more. The
+    best number balances the pieces' length against their merge.
+
+    Returns:
+        The cuts, or None if there are too many tiles, or no tile is worth cutting.
+    """
+    if 2 * runs.num_tiles > num_blocks:
+        return None
+    record, blocks = runs.record, runs.blocks
+    loop = blocks * runs.block_cost
+    fixed = runs.tile_cost - loop
+    dearest = int(loop.max())
+    tried = np.arange(1, min(num_blocks - runs.num_tiles + 1, _MOST_PIECES) + 1)
+    longest = np.maximum((dearest + (tried - 1)) // tried, 1)
+    most = np.maximum(blocks // records.min_piece[record], 1)
+    # (runs, tried) pieces per tile, and when the last of them is merged.
+    pieces = np.minimum((loop[:, None] + (longest - 1)) // longest, most[:, None])
+    pieces = np.maximum(pieces, 1)
+    ends = (blocks[:, None] + (pieces - 1)) // pieces * runs.block_cost[:, None] + fixed[:, None]
+    merge = records.partial_cost[record][:, None] + pieces * records.merge_cost[record][:, None]
+    ends += merge * (pieces > 1)
+    finish = ends.max(axis=0)
+    finish[runs.heads @ pieces > num_blocks] = np.iinfo(np.int64).max
+    best = int(finish.argmin())
+    if int(pieces[:, best].max()) == 1:
+        return None
+
+    of_run = pieces[:, best]
+    per_run = runs.heads * of_run
+    run = np.arange(per_run.size).repeat(per_run)
+    own = np.arange(run.size) - (per_run.cumsum() - per_run)[run]
+    local, piece = own // of_run[run], own % of_run[run]
+    at = piece * blocks[run] // of_run[run]
+    cost = runs.cost_begin[run] + local * runs.tile_cost[run]
+    cost += (piece > 0) * (fixed[run] + at * runs.block_cost[run])
+    unused = num_blocks + 1 - run.size
+    end = (runs.num_tiles, 0, per_run.size - 1, runs.total_cost)
+    tile, at, run, cost = (
+        np.concatenate((begins, np.full(unused, value)))
+        for begins, value in zip((runs.tile_begin[run] + local, at, run, cost), end, strict=True)
+    )
+    return Cuts(tile, at, run, cost)
 
 
 def number_slots(cuts: Cuts) -> tuple[Int64Array, Int64Array, Int64Array]:

@@ -71,7 +71,9 @@ def plan_min_heap(
     for chunk in chunks:
         load, block = heap[0]
         blocks[block].append(chunk)
-        load += cost.tile_ns + (chunk.block_end - chunk.block_begin) * block_cost[chunk.request]
+        load += (
+            cost.item(geometry) + (chunk.block_end - chunk.block_begin) * block_cost[chunk.request]
+        )
         heapq.heapreplace(heap, (load, block))
     return HeapAssignment(blocks, num_slots, num_split_tiles)
 

@@ -3,13 +3,15 @@
 Policy "balanced": records are sorted by the cost of their longest tile. Then two ways to hand out
 tiles meet in the middle.
 
-* Whole tiles, in snake order: as many rounds (and then single tiles) as leave every block within
-  the ideal share. Tiles that run at the same time share KV through the L2 cache.
+* Whole tiles, in rounds (see `rounds`): as many rounds (and then single tiles) as leave every block
+  within the ideal share. Tiles that run at the same time share KV through the L2 cache.
 * The rest is one line of KV blocks, cut (stream-K) so that all blocks end together.
 
 A batch in which every request has one query tile (decode) has nothing to share: all of it is the
-line. Splitting costs partial results and a merge, so three ways are priced (all tiles whole, line
-cut between tiles only, line cut anywhere) and the cheapest is taken.
+line. Splitting costs partial results and a merge, so several ways are priced (all tiles whole, line
+cut between tiles only, line cut anywhere, few tiles in even pieces) and the cheapest is taken. All
+tiles whole, if that leaves less idle than splitting costs, is taken without a look at the others:
+it also depends least on what the model says.
 
 Policy "whole" never splits: what a request's result is computed from, and in which order, then does
 not depend on the rest of the batch.
@@ -27,6 +29,7 @@ import numpy as np
 
 from cute_attn.abi.plan import (
     HEADER_FIELDS,
+    UNBOUNDED,
     IntArray,
     PlanLayout,
     PlanView,
@@ -38,10 +41,12 @@ from cute_attn.scheduler.cuts import (
     Cuts,
     cut_anywhere,
     cut_between_tiles,
+    cut_evenly,
     line_shares,
     mark_line,
     number_slots,
 )
+from cute_attn.scheduler.rounds import Rounds, hand_out_rounds, sort_last_rounds
 from cute_attn.scheduler.tiles import Records, Runs, make_runs, sort_requests
 from cute_attn.scheduler.workspace import max_slots
 
@@ -55,7 +60,7 @@ class Plan:
     """A plan and what is known about it.
 
     Attributes:
-        buffer: (layout.used_size(num_requests),) int32, what goes to the device.
+        buffer: (layout.used_size(num_requests, listed rounds),) int32, what goes to the device.
         layout: offsets, from the capacities.
         num_requests, num_tiles, num_whole_tiles, num_split_tiles, num_slots: as in the header.
         block_costs: (num_blocks,) int64, model cost of each block, ns.
@@ -89,6 +94,10 @@ class Plan:
         return (int(self.block_costs.max()) + self.merge_cost) / 1000
 
 
+Slots = tuple[Int64Array, Int64Array, Int64Array]
+"""What `number_slots` returns."""
+
+
 @dataclass
 class _Candidate:
     """One way to hand out the tiles."""
@@ -96,7 +105,9 @@ class _Candidate:
     num_whole: int
     cuts: Cuts
     costs: Int64Array
-    merge: int
+    merge: int = 0
+    rounds: Rounds | None = None
+    slots: Slots | None = None
 
     @property
     def finish(self) -> int:
@@ -156,39 +167,60 @@ def plan_batch(
         raise ValueError(f"the batch has {per_head * geometry.num_kv_heads} tiles; 2^31 - 1 fit")
 
     runs = make_runs(requests, records, geometry, cost)
-    best = _hand_out(records, runs, num_blocks, cost, split=policy == "balanced")
+    item = cost.item(geometry)
+    best = _hand_out(records, runs, num_blocks, item, cost, split=policy == "balanced")
     return _write(requests, records, runs, geometry, best, PlanLayout(num_blocks, capacity))
 
 
 def _hand_out(
-    records: Records, runs: Runs, num_blocks: int, cost: CostModel, *, split: bool
+    records: Records, runs: Runs, num_blocks: int, item: int, cost: CostModel, *, split: bool
 ) -> _Candidate:
-    """The cheapest way to hand out the tiles; of equals the one with fewer splits."""
+    """The cheapest way to hand out the tiles; of equals the one with fewer splits.
+
+    `item`: fixed cost of an item.
+    """
     loads = np.zeros(num_blocks, np.int64)
     if runs.num_tiles == 0:
         none = np.zeros(num_blocks + 1, np.int64)
-        return _Candidate(0, Cuts(none, none, none, none), loads, 0)
+        return _Candidate(0, Cuts(none, none, none, none), loads)
     candidates = []
-    num_whole = 0
+    num_whole, rounds = 0, None
+    share = -(-runs.total_cost // num_blocks)
     if records.most_q_tiles > 1:
         tiles = runs.tile_cost.repeat(runs.heads)
-        rounds = _snake(tiles, num_blocks)
-        candidates.append(_all_whole(runs, rounds[-1]))
-        num_whole, loads = _whole_tiles(tiles, rounds, -(-runs.total_cost // num_blocks))
+        rounds = hand_out_rounds(tiles, num_blocks)
+        whole = _all_whole(runs, rounds)
+        slack = share // 512
+        if whole.finish > share + slack and rounds.tiles.size:
+            sorted_end = _all_whole(runs, sort_last_rounds(rounds))
+            whole = min(whole, sorted_end, key=lambda candidate: candidate.finish)
+        # No split plan does better than one more item per block and a merge.
+        if whole.finish <= share + max(slack, item + cost.merge_ns):
+            return whole
+        candidates.append(whole)
+        num_whole, loads = rounds.prefix(tiles.size, share)
 
     begin_cost = int(loads.sum())
-    piece = int((records.min_piece * records.block_cost).max()) + cost.tile_ns
+    piece = int((records.min_piece * records.block_cost).max()) + item
     # Pieces of a tile get long enough if shares are; without tiles to split that is no matter.
     splittable = split and bool((runs.blocks >= 2 * records.min_piece[runs.record]).any())
     min_share = min(piece, int(runs.tile_cost.max())) if splittable else 0
     shares, smallest = line_shares(loads, runs.total_cost - begin_cost, min_share)
     marks = mark_line(runs, begin_cost, shares)
     cuts = cut_between_tiles(runs, marks)
-    candidates.append(_Candidate(num_whole, cuts, loads + _steps(cuts.cost), 0))
+    candidates.append(_Candidate(num_whole, cuts, loads + _steps(cuts.cost), 0, rounds))
     if splittable:
         cuts = cut_anywhere(runs, marks, records.min_piece, near=smallest >= 2 * piece)
-        costs = loads + _steps(cuts.cost) + _split_costs(records, runs, cuts, cost)
-        candidates.append(_Candidate(num_whole, cuts, costs, cost.merge_ns))
+        costs = loads + _steps(cuts.cost) + _split_costs(records, runs, cuts, item)
+        slots = number_slots(cuts)
+        merge = _merge_cost(records, runs, cuts, slots, cost)
+        candidates.append(_Candidate(num_whole, cuts, costs, merge, rounds, slots))
+        even = cut_evenly(records, runs, num_blocks) if records.most_q_tiles > 1 else None
+        if even is not None:
+            costs = _steps(even.cost) + _split_costs(records, runs, even, item)
+            slots = number_slots(even)
+            merge = _merge_cost(records, runs, even, slots, cost)
+            candidates.append(_Candidate(0, even, costs, merge, None, slots))
     return min(candidates, key=lambda candidate: candidate.finish)
 
 
@@ -197,51 +229,39 @@ def _steps(x: Int64Array) -> Int64Array:
     return steps
 
 
-def _split_costs(records: Records, runs: Runs, cuts: Cuts, cost: CostModel) -> Int64Array:
+def _split_costs(records: Records, runs: Runs, cuts: Cuts, item: int) -> Int64Array:
     """What the cuts add to each block: a partial result per piece, queries loaded once more."""
     inner = cuts.block > 0
     partial = records.partial_cost[runs.record[cuts.run]] * inner
-    after = partial[:-1] + inner[:-1] * cost.tile_ns
+    after = partial[:-1] + inner[:-1] * item
     # A piece with a cut at either end is one piece.
     before = partial[1:] * ~(inner[:-1] & (cuts.tile[1:] == cuts.tile[:-1]))
     extra: Int64Array = (after + before) * (_steps(cuts.cost) > 0)
     return extra
 
 
-def _all_whole(runs: Runs, loads: Int64Array) -> _Candidate:
-    """All tiles in snake order; every cut lies at the end of the line."""
+def _merge_cost(records: Records, runs: Runs, cuts: Cuts, slots: Slots, cost: CostModel) -> int:
+    """What merging adds to the step: the tile with the most to read; 0 if no tile is split."""
+    _, first, pieces = slots
+    if first.size == 0:
+        return 0
+    return cost.merge_ns + int((pieces * records.merge_cost[runs.record[cuts.run[first]]]).max())
+
+
+def _all_whole(runs: Runs, rounds: Rounds) -> _Candidate:
+    """All tiles in rounds; every cut lies at the end of the line."""
+    loads = rounds.after(rounds.most.size)
     size = loads.size + 1
     run = np.full(size, runs.heads.size - 1)
     end = np.full(size, runs.num_tiles)
-    return _Candidate(runs.num_tiles, Cuts(end, np.zeros_like(end), run, end), loads, 0)
+    return _Candidate(runs.num_tiles, Cuts(end, np.zeros_like(end), run, end), loads, 0, rounds)
 
 
-def _snake(tiles: Int64Array, num_blocks: int) -> Int64Array:
-    """(rounds, num_blocks) cumulative cost of each block after each snake round."""
-    rounds = -(-tiles.size // num_blocks)
-    costs = np.zeros((rounds, num_blocks), np.int64)
-    costs.reshape(-1)[: tiles.size] = tiles
-    costs[1::2] = costs[1::2, ::-1].copy()
-    return np.cumsum(costs, axis=0, out=costs)
-
-
-def _whole_tiles(tiles: Int64Array, rounds: Int64Array, share: int) -> tuple[int, Int64Array]:
-    """How many tiles go out whole, and the cost each block then has.
-
-    The largest number of full rounds, then of single tiles, that keep every block within `share`.
-    """
-    num_blocks = rounds.shape[1]
-    full = int(np.searchsorted(rounds.max(axis=1), share, side="right"))
-    loads = rounds[full - 1].copy() if full else np.zeros(num_blocks, np.int64)
-    begin = full * num_blocks
-    rest = tiles[begin : begin + num_blocks]
-    if rest.size == 0:
-        return tiles.size, loads
-    in_order = loads[::-1] if full % 2 else loads
-    over = in_order[: rest.size] + rest > share
-    single = int(over.argmax()) if over.any() else rest.size
-    in_order[:single] += rest[:single]
-    return begin + single, loads
+def _listed_places(best: _Candidate, num_blocks: int) -> Int64Array:
+    """(listed rounds, num_blocks) places of whole tiles, counted from the first listed round's."""
+    if best.rounds is None or best.rounds.tiles.size == 0:
+        return np.zeros((0, num_blocks), np.int64)
+    return best.rounds.places(-(-best.num_whole // num_blocks))
 
 
 def _write(
@@ -255,12 +275,13 @@ def _write(
     """Fills the buffer."""
     n, num_blocks = requests.num_requests, layout.num_blocks
     cuts = best.cuts
-    slot, first, pieces = number_slots(cuts)
+    slot, first, pieces = best.slots or number_slots(cuts)
     num_slots = int(pieces.sum())
     assert num_slots <= max_slots(num_blocks)
     num_tiles = runs.num_tiles
-    buffer = np.zeros(layout.used_size(n), np.int32)
-    view = PlanView(buffer, layout)
+    places = _listed_places(best, num_blocks)
+    buffer = np.zeros(layout.used_size(n, places.shape[0]), np.int32)
+    view = PlanView(buffer[: layout.used_size(n)], layout)
     values = {
         "num_requests": n,
         "num_tiles": num_tiles,
@@ -274,7 +295,12 @@ def _write(
         "group": geometry.group,
         "num_kv_heads": geometry.num_kv_heads,
         "num_blocks": num_blocks,
+        "first_listed_round": UNBOUNDED,
     }
+    if places.size:
+        assert best.rounds is not None
+        values |= {"first_listed_round": best.rounds.first_listed, "places": layout.places(n)}
+        buffer[layout.places(n) :].view(np.uint16)[: places.size] = places.reshape(-1)
     view.header[:] = [values.get(name, 0) for name in HEADER_FIELDS]
 
     view.cuts[:, 0] = cuts.tile

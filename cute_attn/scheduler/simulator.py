@@ -4,7 +4,7 @@ A fluid model. Each thread block has a time it needs if nobody else read (`alone
 or its loads at the most one SM can read), and bytes it takes from HBM. Blocks progress together;
 the device's bandwidth is shared max-min fairly, so a block's reading speed depends on how many
 others read. What several query tiles of one request and head read is counted once: they find it in
-the L2 cache.
+the L2 cache. The block that finishes the last piece of a split tile merges it.
 
 It is a prediction for comparing schedules, with launch overhead, clocks and cache misses left out.
 """
@@ -35,7 +35,8 @@ class Report:
         busy_us: (num_blocks,) when each block ends.
         compute_us: (num_blocks,) tensor-core time of each block.
         hbm_bytes: read from HBM by all blocks.
-        merge_us: added by the merge.
+        merge_us: how much later the last block ends because split tiles are merged.
+        ideal_us: the same tiles, none split, if their time could be spread evenly.
     """
 
     gpu: Gpu
@@ -46,10 +47,11 @@ class Report:
     compute_us: FloatArray
     hbm_bytes: int
     merge_us: float
+    ideal_us: float
 
     @property
     def predicted_us(self) -> float:
-        """Time of the step: the last block, then the merge."""
+        """Time of the step."""
         return float(self.busy_us.max(initial=0.0)) + self.merge_us
 
     @property
@@ -127,23 +129,50 @@ def simulate(
     fresh = np.minimum(once / np.maximum(loaded, 1), 1.0)
 
     compute = (end - begin) * cost.compute_block(geometry) / 1000
-    fixed = (cost.tile_ns + (slot >= 0) * rows * cost.partial_row_ps / 1000) / 1000
+    partial = (slot >= 0) * rows * cost.partial_row_ps / 1e6
     load_us = read * cost.key_bytes * blocks_per_sm / gpu.sm_read_gbps / 1000
+    loop = np.maximum(compute, load_us)
     hbm = (read * fresh[owner] + rows) * cost.key_bytes
-    count = len(blocks)
-    alone = _sum(of_block, np.maximum(compute, load_us) + fixed, count)
+    count, fixed = len(blocks), cost.item(geometry) / 1000
+    took = loop + fixed + partial
+    alone = _sum(of_block, took, count)
     bytes_of = _sum(of_block, hbm, count)
-    num_split = int(np.unique(table[slot >= 0, 1]).size)
+    rate = gpu.read_gbps * 1000
+    busy = _share_bandwidth(alone, bytes_of, rate)
+    merges = _merges(table, of_block, took, cost, count)
+    after = _share_bandwidth(alone + merges, bytes_of, rate) if merges.any() else busy
+    spread = (loop.sum() + np.unique(table[:, 1]).size * fixed) / count
     return Report(
         gpu=gpu,
         num_blocks=count,
         num_items=len(items),
-        num_split_tiles=num_split,
-        busy_us=_share_bandwidth(alone, bytes_of, gpu.read_gbps * 1000),
+        num_split_tiles=int(np.unique(table[slot >= 0, 1]).size),
+        busy_us=busy,
         compute_us=_sum(of_block, compute, count),
         hbm_bytes=int(bytes_of.sum()),
-        merge_us=cost.merge_ns / 1000 if num_split else 0.0,
+        merge_us=max(float(after.max(initial=0.0) - busy.max(initial=0.0)), 0.0),
+        ideal_us=max(float(spread), float(bytes_of.sum()) / rate),
     )
+
+
+def _merges(
+    table: Int64Array, of_block: Int64Array, took: FloatArray, cost: CostModel, count: int
+) -> FloatArray:
+    """(count,) microseconds that each block merges: those that end the last piece of a tile.
+
+    When a piece ends is told from the block's items alone, merges before it left out.
+    """
+    elapsed = np.cumsum(took)
+    first = np.searchsorted(of_block, np.arange(count))
+    before = np.r_[0.0, elapsed][first]
+    ends = elapsed - before[of_block]
+    pieces = np.flatnonzero(table[:, -1] >= 0)
+    _, tile, size = np.unique(table[pieces, 1], return_inverse=True, return_counts=True)
+    in_time = np.argsort(ends[pieces], kind="stable")
+    last = np.zeros(size.size, np.int64)
+    last[tile[in_time]] = pieces[in_time]  # of one tile's pieces the last assignment stays
+    us = (cost.merge_ns + size * table[last, 4] * cost.merge_row_ps / 1000) / 1000
+    return _sum(of_block[last], us, count)
 
 
 def _sum(index: Int64Array, values: FloatArray, size: int) -> FloatArray:

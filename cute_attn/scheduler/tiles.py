@@ -54,7 +54,8 @@ class Records:
     q_tiles: Int64Array  # per KV head
     last_blocks: Int64Array  # KV blocks of the tile with the last query rows
     block_cost: Int64Array
-    partial_cost: Int64Array  # of one partial result of a tile
+    partial_cost: Int64Array  # of writing one partial result of a tile
+    merge_cost: Int64Array  # of reading it again
     min_piece: Int64Array  # no piece of a split tile is shorter than this many KV blocks
     section_heads: Int64Array
     most_q_tiles: int
@@ -99,7 +100,14 @@ def sort_requests(
     shift = requests.q_pos - requests.kv_pos
     last_row = np.maximum(q_tiles - 1, 0) * tile_q if most > 1 else np.zeros_like(packed)
     blocks = visible_blocks(geometry, shift, requests.kv_len, last_row, packed)
-    block_cost = cost.block(geometry, q_tiles)
+    read_block = None
+    if most > 1 and bool((q_tiles == 1).any()):
+        # Between the first and the last query tile the visible range grows evenly.
+        row_end = np.minimum(packed, tile_q)
+        first = visible_blocks(geometry, shift, requests.kv_len, np.zeros_like(packed), row_end)
+        computed = int((q_tiles * (first + blocks))[q_tiles > 1].sum()) // 2
+        read_block = cost.read_block_in_step(geometry, int(blocks.sum()), computed)
+    block_cost = cost.block(geometry, q_tiles, read_block)
     order = np.where(packed > 0, -blocks * block_cost, 1).argsort(kind="stable")
 
     fit = np.full(order.size, min(heads, MAX_SECTION_HEADS), np.int64)
@@ -122,6 +130,7 @@ def sort_requests(
         last_blocks=blocks[order],
         block_cost=block_cost[order],
         partial_cost=partial_cost[order],
+        merge_cost=(np.minimum(packed, tile_q) * cost.merge_row_ps // 1000)[order],
         min_piece=pieces[order],
         section_heads=(sections + (heads - 1)) // sections,
         most_q_tiles=most,
@@ -150,7 +159,7 @@ def make_runs(
         else:
             source, heads = _repeat_sections(records, sections, num_heads)
             blocks = blocks[source]
-    tile_cost = blocks * block_cost + cost.tile_ns
+    tile_cost = blocks * block_cost + cost.item(geometry)
     tile_begin = np.zeros(heads.size + 1, np.int64)
     cost_begin = np.zeros(heads.size + 1, np.int64)
     heads.cumsum(out=tile_begin[1:])

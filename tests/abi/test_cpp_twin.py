@@ -136,6 +136,7 @@ def test_both_texts_find_the_same_items(program: Path, tmp_path: Path) -> None:
     plans = [random_plan(rng) for _ in range(150)]
     assert any(plan.num_split_tiles for plan in plans)
     assert any(plan.num_whole_tiles for plan in plans)
+    assert any(plan.view.get("places") for plan in plans)
     data = b"".join(np.int32(p.buffer.size).tobytes() + p.buffer.tobytes() for p in plans)
     (tmp_path / "plans").write_bytes(data)
     result = subprocess.run(

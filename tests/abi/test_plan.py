@@ -12,6 +12,7 @@ from cute_attn.abi.plan import (
     HEADER_FIELDS,
     MAX_BATCH,
     MAX_LEVELS,
+    MAX_LISTED_ROUNDS,
     MAX_SECTION_HEADS,
     RequestRecord,
     pack_meta,
@@ -21,7 +22,7 @@ from cute_attn.abi.plan import (
 @given(st.integers(1, 500), st.integers(0, 5000))
 def test_sections_follow_one_another(num_blocks: int, max_requests: int) -> None:
     layout = PlanLayout(num_blocks, max_requests)
-    buffer = np.zeros(layout.size, np.int32)
+    buffer = np.zeros(layout.used_size(max_requests), np.int32)
     view = PlanView(buffer, layout)
     for section in (view.header, view.cuts, view.splits, view.requests):
         section += 1
@@ -31,7 +32,21 @@ def test_sections_follow_one_another(num_blocks: int, max_requests: int) -> None
     assert view.cuts.shape == (num_blocks + 1, 6)
     assert view.splits.shape == (num_blocks, 4)
     assert view.requests.shape == (max_requests + 1, 8)
-    assert layout.used_size(max_requests) == layout.size
+    assert layout.places(max_requests) == layout.used_size(max_requests) == buffer.size
+    assert layout.used_size(max_requests, MAX_LISTED_ROUNDS) == layout.size
+
+
+@given(st.integers(2, 500), st.integers(0, 50), st.integers(1, MAX_LISTED_ROUNDS))
+def test_places_lie_behind_the_records(num_blocks: int, num_requests: int, rounds: int) -> None:
+    layout = PlanLayout(num_blocks, 50)
+    buffer = np.zeros(layout.used_size(num_requests, rounds), np.int32)
+    PlanView(buffer, layout).set(places=layout.places(num_requests))
+    view = PlanView(buffer, layout)
+    assert view.requests.shape == (num_requests + 1, 8)
+    assert view.places.shape == (rounds, num_blocks)
+    view.places[:] = 0xFFFF
+    assert (view.requests == 0).all() and (view.cuts == 0).all()
+    assert view.get("places") == layout.places(num_requests), "the header is not overwritten"
 
 
 @given(st.integers(1, 500))

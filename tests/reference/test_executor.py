@@ -17,7 +17,7 @@ from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
 
 PAIRS = [(1, 97), (0, 17), (17, 129), (5, 0), (1, 0), (40, 16), (129, 300), (2, 1024), (3, 1)]
 WINDOW, CAP = 33, 5.0
-SPLIT_FREELY = CostModel(tile_ns=1, partial_row_ps=0, merge_ns=0)
+SPLIT_FREELY = CostModel(tile_ns=1, partial_row_ps=0, merge_ns=0, merge_row_ps=0)
 VARIANTS: dict[str, tuple[Variant, dict[str, Any], dict[str, Any]]] = {
     # name: variant, its scalars, options of the oracle
     "full": (full(), {}, {}),

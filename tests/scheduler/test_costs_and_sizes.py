@@ -93,6 +93,42 @@ def test_costs_follow_the_device() -> None:
     assert CostModel.for_kernel(64, 64).key_bytes == 256
 
 
+def test_costs_of_a_kernel_family() -> None:
+    hopper = CostModel.for_kernel(128, 128, schedule="hopper_tile")
+    geometry = Geometry(128, 128, 1, 16)
+    # 128 x 128 scores of head_dim 128 take 1.39 us at the device's rate.
+    assert 1390 < hopper.compute_block(geometry) < 1900
+    causal = Geometry(128, 128, 1, 16, window_right=0)
+    window = Geometry(128, 128, 1, 16, window_left=99, window_right=0)
+    fixed = [hopper.item(g) for g in (geometry, causal, window)]
+    assert fixed == [hopper.tile_ns + ends * hopper.masked_ns for ends in range(3)]
+    wide, mla = (CostModel.for_kernel(*d, schedule="hopper_tile") for d in ((256, 256), (192, 128)))
+    assert hopper.row_key_ps < mla.row_key_ps < wide.row_key_ps
+    # Two blocks on an SM share its tensor cores, whatever part of an item they compute.
+    one, two = (
+        CostModel.for_kernel(schedule="ampere_tile", blocks_per_sm=count) for count in (1, 2)
+    )
+    assert two.tile_ns == 2 * one.tile_ns
+    assert two.row_key_ps == pytest.approx(2 * one.row_key_ps, rel=0.01)
+    with pytest.raises(ValueError, match="schedule is 'volta'; known: hopper_tile"):
+        CostModel.for_kernel(schedule="volta")
+
+
+def test_computing_tiles_leave_bandwidth_to_the_others() -> None:
+    """A step bound by HBM: all blocks end together if readers get what computing tiles leave."""
+    cost, geometry = CostModel(row_key_ps=100, key_ps=15000), Geometry(128, 128, 4, 8)
+    read, compute = cost.read_block(geometry), cost.compute_block(geometry)
+    assert (read, compute) == (1920, 1638)
+    assert cost.read_block_in_step(geometry, loaded=1000, computed=0) == read
+    loaded, computed = 1000, 200
+    faster = cost.read_block_in_step(geometry, loaded, computed)
+    assert loaded * faster + computed * compute == pytest.approx(loaded * read, rel=0.001)
+    assert cost.read_block_in_step(geometry, loaded=10, computed=1000) == 0, "bound by compute"
+    block = cost.block(geometry, np.array([1, 9]), faster)
+    assert block.tolist() == [compute, compute], "and never less than the products take"
+    assert cost.read_block_in_step(geometry, loaded=0, computed=0) == read
+
+
 @pytest.mark.parametrize("change", [{"tile_ns": 0}, {"key_ps": -1}, {"merge_ns": 2.5}])
 def test_bad_costs(change: dict[str, Any]) -> None:
     (name,) = change

@@ -95,6 +95,25 @@ def test_close_to_the_heap(geometry: Geometry) -> None:
     assert ours.predicted_us < 1.06 * heap.predicted_us
 
 
+def test_the_last_piece_merges() -> None:
+    """One tile in two pieces on two blocks, of 3 and 1 KV blocks: the long one merges."""
+    geometry = Geometry(128, 128, 1, 1)
+    requests = RequestBatch.from_lengths([128], [512])
+    cost = CostModel(
+        tile_ns=1000, row_key_ps=100, partial_row_ps=1000, merge_ns=500, merge_row_ps=2000
+    )
+    pieces = [
+        [Item(0, 0, 0, 0, 128, 0, 3, 0)],
+        [Item(0, 0, 0, 0, 128, 3, 4, 1)],
+    ]
+    report = simulate(pieces, requests, geometry, cost=cost)
+    block = 1.638  # 128 x 128 x 100 ps, whole nanoseconds
+    assert report.busy_us == pytest.approx([1 + 3 * block + 0.128, 1 + block + 0.128])
+    assert report.merge_us == pytest.approx(0.5 + 2 * 128 * 0.002)
+    assert report.predicted_us == pytest.approx(float(report.busy_us[0]) + report.merge_us)
+    assert report.ideal_us == pytest.approx((1 + 4 * block) / 2), "of one item, unsplit"
+
+
 def test_report_reads_well() -> None:
     requests = RequestBatch.from_lengths([1, 300], [5000, 300])
     text = str(simulate(plan_batch(requests, PREFILL, 132), requests, PREFILL))

@@ -22,7 +22,9 @@ struct PlanHeader {
   int group;
   int num_kv_heads;
   int num_blocks;
-  int reserved[4];
+  int first_listed_round;
+  int places;
+  int reserved[2];
 };
 static_assert(sizeof(PlanHeader) == 64);
 
@@ -76,6 +78,11 @@ struct Plan {
     int const cuts_end = 16 + 4 * num_blocks + 6 * (num_blocks + 1);
     return reinterpret_cast<Request const*>(buffer + (cuts_end + 7) / 8 * 8);
   }
+  // Tile that a block takes in a listed round, counted from the first listed round's first tile.
+  CUTE_DEVICE int place(int listed_round, int block) const {
+    auto places = reinterpret_cast<unsigned short const*>(buffer + header().places);
+    return places[listed_round * num_blocks + block];
+  }
 };
 
 // Where a tile lies: its KV head and the first of its packed query rows.
@@ -115,9 +122,8 @@ class WorkWalker {
   CUTE_DEVICE WorkWalker(int const* plan, int num_kv_heads)
       : plan_{plan, static_cast<int>(gridDim.x)},
         num_kv_heads_(num_kv_heads),
-        num_whole_(plan_.header().num_whole_tiles),
-        tile_(blockIdx.x) {
-    if (tile_ >= num_whole_) enter_line();
+        num_whole_(plan_.header().num_whole_tiles) {
+    enter_round();
   }
 
   // The next item of this block; false when there is none left.
@@ -125,11 +131,8 @@ class WorkWalker {
     if (!on_line_) {
       request_ = find_request(tile_);
       fill(item);
-      // Snake order: round r goes through the blocks upwards if r is even, downwards if odd.
-      int blocks = gridDim.x, block = blockIdx.x;
       ++round_;
-      tile_ = round_ * blocks + (round_ % 2 ? blocks - 1 - block : block);
-      if (tile_ >= num_whole_) enter_line();
+      enter_round();
       return true;
     }
     if (tile_ > last_.tile || (tile_ == last_.tile && offset_ >= last_.block)) return false;
@@ -152,6 +155,21 @@ class WorkWalker {
   }
 
  private:
+  // This block's tile of the round; the line if it has none.
+  CUTE_DEVICE void enter_round() {
+    int blocks = gridDim.x, block = blockIdx.x;
+    tile_ = round_ * blocks;
+    if (tile_ < num_whole_) {
+      int first_listed = plan_.header().first_listed_round;
+      if (round_ < first_listed) {  // snake order: upwards through the blocks, then downwards
+        tile_ += round_ % 2 ? blocks - 1 - block : block;
+      } else {
+        tile_ = first_listed * blocks + plan_.place(round_ - first_listed, block);
+      }
+    }
+    if (tile_ >= num_whole_) enter_line();
+  }
+
   CUTE_DEVICE void enter_line() {
     Cut first = plan_.cut(blockIdx.x);
     last_ = plan_.cut(blockIdx.x + 1);
@@ -163,9 +181,11 @@ class WorkWalker {
   }
 
   // Records are sorted by tile_begin; the one that holds `tile` is the last that begins at or
-  // before it (records of empty requests share a tile_begin with their successor).
+  // before it (records of empty requests share a tile_begin with their successor). Listed rounds
+  // may go back to earlier records.
   CUTE_DEVICE int find_request(int tile) const {
-    int low = request_, high = plan_.header().num_requests;
+    int low = tile >= plan_.requests()[request_].tile_begin ? request_ : 0;
+    int high = plan_.header().num_requests;
     while (high - low > 1) {
       int middle = (low + high) / 2;
       if (plan_.requests()[middle].tile_begin <= tile) {
@@ -205,7 +225,7 @@ class WorkWalker {
   Plan plan_;
   int num_kv_heads_;
   int num_whole_;
-  int tile_;
+  int tile_ = 0;
   int offset_ = 0;
   int request_ = 0;
   int slot_ = -1;
