@@ -28,15 +28,16 @@ CUTE_DEVICE void store_row(float const (&fragment)[N], int half, float scale, El
                            bool valid) {
   int const lane = threadIdx.x % 4;
   CUTE_UNROLL
-  for (int j = 0; j < N / 4; j += 4) {  // four groups of eight columns
-    uint32_t word[4];
+  for (int j = 0; j < N / 4; j += 4) {  // four groups of eight columns; the last may be fewer
+    uint32_t word[4] = {};
     CUTE_UNROLL
     for (int i = 0; i < 4; ++i) {
+      if (j + i >= N / 4) break;
       float const* pair = fragment + 4 * (j + i) + 2 * half;
       word[i] = pack<Element>(pair[0] * scale, pair[1] * scale);
     }
     quad_transpose(word);
-    if (valid) {
+    if (valid && j + lane < N / 4) {
       *reinterpret_cast<uint4*>(row + 8 * (j + lane)) =
           make_uint4(word[0], word[1], word[2], word[3]);
     }
