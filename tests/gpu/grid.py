@@ -42,7 +42,6 @@ class Family:
         return f"{self.dtype} d{self.head_dim}{vo} g{self.group}"
 
 
-
 def _family(dtype: str, head_dim: int, group: int, head_dim_vo: int = 0) -> Family:
     return Family(dtype, head_dim, group, head_dim_vo or head_dim)
 
