@@ -22,6 +22,11 @@ SWIZZLE_ROWS = 8  # after as many rows the pattern repeats
 PANEL_ALIGNMENT = SWIZZLE_ROWS * SWIZZLE_BYTES  # bytes; the swizzle looks at address bits
 
 
+def padded_columns(columns: int) -> int:
+    """Columns that a tile of `columns` takes in shared memory: whole panels."""
+    return -(-columns // PANEL_COLUMNS) * PANEL_COLUMNS
+
+
 @dataclass(frozen=True)
 class SmemTile:
     """A (rows, columns) tile of 16-bit elements; columns is a multiple of 64, rows of 8."""

@@ -37,6 +37,12 @@ def supports(spec: KernelSpec) -> list[str]:
     return reasons + tiles.tile_reasons(spec.tile, *dims)
 
 
+def _extended_widths(tile_kv: int, head_dim_vo: int) -> str:
+    """The wgmma widths of a kernel that CuTe's main header lacks, in words; empty if none."""
+    widths = {"tile_kv": tile_kv, "head_dim_vo": head_dim_vo}
+    return ", ".join(f"{name} {n}" for name, n in widths.items() if n not in _COMMON_WIDTHS)
+
+
 def include_dirs() -> tuple[Path, ...]:
     """Directories of our own headers that the kernels include."""
     return (INCLUDE_DIR, _HERE / "include")
@@ -64,16 +70,14 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     element, mma_type = _ELEMENTS[spec.dtype]
     params = params_of(spec)
     smem_bytes = tiles.smem_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
-    q_bytes = 2 * tile.q_stages * tile.q * spec.head_dim_qk
-    k_bytes = 2 * tile.stages * tile.kv * spec.head_dim_qk
-    v_bytes = 2 * tile.stages * tile.kv * spec.head_dim_vo
+    q_bytes, k_bytes, v_bytes = tiles.tile_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
     text = render(
         _HERE / "templates" / "tile.cu.jinja",
         spec=spec,
         element=element,
         mma_type=mma_type,
         consumers=tile.threads // 128 - 1,
-        extended_shapes=not {tile.kv, spec.head_dim_vo} <= _COMMON_WIDTHS,
+        extended_widths=_extended_widths(tile.kv, spec.head_dim_vo),
         smem_bytes=smem_bytes,
         smem_budget=f"Q {q_bytes}, K {k_bytes}, V {v_bytes}, barriers",
         params_struct=cpp_struct(params),

@@ -1,6 +1,7 @@
 """Tile table of the Hopper kernels, and the shared-memory and register equations behind it.
 
-Shared memory holds `q_stages` Q tiles, `stages` K blocks and `stages` V blocks of 16-bit elements.
+Shared memory holds `q_stages` Q tiles, `stages` K blocks and `stages` V blocks of 16-bit elements,
+their head dims padded to multiples of 64; the products have the true width.
 A consumer thread holds S (tile_kv / 2 registers), P (tile_kv / 4) and O (head_dim_vo / 2) at the
 same time.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cute_attn.codegen.smem_tile import SmemTile
+from cute_attn.codegen.smem_tile import SmemTile, padded_columns
 from cute_attn.codegen.spec import Tile
 from cute_attn.variants import Variant
 
@@ -31,6 +32,14 @@ _TABLE: dict[tuple[int, int], Tile] = {
     (64, 64): replace(_BASE, q_stages=2, ping_pong=True),
     # The same: +20 % at 1k keys causal by the second Q tile, +5 % at 4k by turns. 193 KB.
     (128, 128): replace(_BASE, q_stages=2, ping_pong=True),
+    # As much shared memory as head_dim 128 and fewer registers: the same reasons.
+    (80, 80): replace(_BASE, q_stages=2, ping_pong=True),
+    (96, 96): replace(_BASE, q_stages=2, ping_pong=True),
+    (112, 112): replace(_BASE, q_stages=2, ping_pong=True),
+    # Multi-head latent attention in prefill. 208 KB: there is no room for a second Q tile.
+    (192, 128): replace(_BASE, ping_pong=True),
+    # 112 keys are what shared memory holds (216 KB) beside a 48 KB Q tile; no turns, as with 256.
+    (192, 192): replace(_BASE, kv=112),
     # 80 keys are what shared memory holds (224 KB) beside a 64 KB Q tile. The products are
     # long enough without turns (-2 % with them).
     (256, 256): replace(_BASE, kv=80),
@@ -38,7 +47,16 @@ _TABLE: dict[tuple[int, int], Tile] = {
 
 # Keys per block with a logits hook or a second masked loop (a window), by (TMA, gather) loader: the
 # most with which nothing spills.
-_HOOK_KV = {(64, 64): (128, 128), (128, 128): (112, 112), (256, 256): (64, 32)}
+_HOOK_KV = {
+    (64, 64): (128, 128),
+    (80, 80): (128, 128),
+    (96, 96): (128, 128),
+    (112, 112): (128, 128),
+    (128, 128): (112, 112),
+    (192, 128): (112, 96),
+    (192, 192): (96, 96),
+    (256, 256): (64, 32),
+}
 
 # A cp.async producer keeps row addresses: it needs more registers than one that issues TMA boxes.
 _GATHER_REGISTERS = (56, 224)
@@ -65,15 +83,22 @@ def default_tile(
 
 def head_dims() -> list[tuple[int, int]]:
     """(head_dim_qk, head_dim_vo) pairs in the table."""
-    return list(_TABLE)
+    return sorted(_TABLE)
 
 
 def smem_bytes(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> int:
     """Dynamic shared memory of a block, in bytes."""
-    q = tile.q_stages * SmemTile(tile.q, head_dim_qk).bytes
-    k = tile.stages * SmemTile(tile.kv, head_dim_qk).bytes
-    v = tile.stages * SmemTile(tile.kv, head_dim_vo).bytes
-    return q + k + v + _BARRIER_BYTES
+    return sum(tile_bytes(tile, head_dim_qk, head_dim_vo)) + _BARRIER_BYTES
+
+
+def tile_bytes(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> tuple[int, int, int]:
+    """Bytes of all Q tiles, of the K ring and of the V ring."""
+    qk, vo = padded_columns(head_dim_qk), padded_columns(head_dim_vo)
+    return (
+        tile.q_stages * SmemTile(tile.q, qk).bytes,
+        tile.stages * SmemTile(tile.kv, qk).bytes,
+        tile.stages * SmemTile(tile.kv, vo).bytes,
+    )
 
 
 def fragment_registers(tile: Tile, head_dim_vo: int) -> int:

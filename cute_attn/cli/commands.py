@@ -74,6 +74,9 @@ def show_command(
     ] = None,
     dtype: Annotated[Dtype, typer.Option()] = Dtype.BF16,
     head_dim: Annotated[int, typer.Option(min=1)] = 128,
+    head_dim_vo: Annotated[
+        int | None, typer.Option(min=1, help="Of values and output; default: head_dim.")
+    ] = None,
     group: Annotated[int, typer.Option(min=1, help=_GROUP)] = 4,
     page_size: Annotated[int, typer.Option(min=0, help=_PAGES)] = 0,
     variant: Annotated[str, typer.Option(help=_VARIANT)] = "causal",
@@ -108,6 +111,7 @@ def show_command(
             arch=arch.value if arch else arch_here(),
             dtype=dtype.value,
             head_dim=head_dim,
+            head_dim_vo=head_dim_vo,
             group=group,
             page_size=page_size,
             variant=variant,

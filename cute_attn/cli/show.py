@@ -28,6 +28,7 @@ def spec_of(
     arch: str,
     dtype: str,
     head_dim: int,
+    head_dim_vo: int | None,
     group: int,
     page_size: int,
     variant: str,
@@ -45,7 +46,9 @@ def spec_of(
         known = variant_of(variant)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--variant") from error
-    problem = Problem(arch, dtype, head_dim, head_dim, group, known, page_size or None)
+    problem = Problem(
+        arch, dtype, head_dim, head_dim_vo or head_dim, group, known, page_size or None
+    )
     spec = choose(problem, small=decode, schedule=schedule)
     overrides = dict(_override(text, spec) for text in tile)
     return with_tile(spec, **overrides) if overrides else spec
@@ -98,6 +101,7 @@ def resource_facts(kernel: Kernel) -> dict[str, Any]:
         "loader": spec.loader,
         "dtype": spec.dtype,
         "head_dim": spec.head_dim_qk,
+        "head_dim_vo": spec.head_dim_vo,
         "group": spec.group,
         "variant": spec.variant.name,
         "tile": {name: value for name, value in asdict(spec.tile).items() if value},

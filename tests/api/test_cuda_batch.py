@@ -11,6 +11,7 @@ import torch
 
 from cute_attn import BlockTableKV, PagedKV, RaggedKV
 from cute_attn.abi import PlanLayout
+from cute_attn.api.tensor_maps import kv_map
 from cute_attn.scheduler import ARRIVALS_BYTES
 
 BF16 = torch.bfloat16
@@ -74,6 +75,29 @@ def test_prefill_takes_the_tile_kernel_and_tensor_maps(fake_gpu: Any) -> None:
     assert launch.name.startswith("hopper_tile_bf16_d128_ragged_g4_causal_sm_90a")
     assert int.from_bytes(bytes(launch.params["k_map"]), "little") == k.data_ptr()
     assert int.from_bytes(bytes(launch.params["v_map"]), "little") == v.data_ptr()
+
+
+def test_values_of_another_width_than_keys(fake_gpu: Any) -> None:
+    batch = fake_gpu.batch(8, 2, 192, head_dim_vo=128)
+    batch.plan([0, 1, 2], PagedKV([0, 2, 3], range(3), [1, 16], 16))  # decodes, too
+    k, v = zeros(3, 16, 2, 192), zeros(3, 16, 2, 128)
+    assert batch.run(zeros(2, 8, 192), (k, v)).shape == (2, 8, 128)
+    launch = fake_gpu.launches[0]
+    assert launch.name.startswith("hopper_tile_bf16_d192x128_paged_g4_")
+    assert launch.params["q_token_stride"] == 8 * 192
+    assert launch.params["out_token_stride"] == 8 * 128
+    assert int.from_bytes(bytes(launch.params["v_map"]), "little") == v.data_ptr()
+    with pytest.raises(ValueError, match="v has head_dim 192; planned for 128"):
+        batch.run(zeros(2, 8, 192), (k, k))
+
+
+@pytest.mark.parametrize("dim", [64, 80, 112, 192])
+def test_boxes_are_whole_panels_of_a_map_of_the_true_width(dim: int) -> None:
+    """So that TMA fills the rest of the last panel with zeros, which the barrier counts."""
+    wide = zeros(3, 16, 2, dim + 8)
+    spec = kv_map(wide[..., :dim], 16)
+    assert spec.dims == (dim, 16, 2, 3) and spec.box == (64, 16, 1, 1)
+    assert spec.box_bytes == 16 * 128 and spec.strides_bytes[0] == 2 * 2 * (dim + 8)
 
 
 @pytest.mark.parametrize(("page_size", "loader"), [(16, "paged"), (48, "paged"), (17, "gather")])

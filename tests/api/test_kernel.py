@@ -74,11 +74,23 @@ def test_every_supported_size_has_a_tile(arch: str, small: bool, dim: int) -> No
     assert supports(choose(problem(arch, dim=dim), small=small)) == []
 
 
+@pytest.mark.parametrize("dims", [(80, 80), (96, 96), (112, 112), (192, 192), (192, 128)])
+@pytest.mark.parametrize("page_size", [None, 1, 16])
+def test_head_dims_of_the_hopper_kernel_alone(dims: tuple[int, int], page_size: int | None) -> None:
+    """It also serves their decodes; other devices say what they have."""
+    for small in (False, True):
+        spec = choose(Problem("sm_90a", "fp16", *dims, 4, causal(), page_size), small=small)
+        assert spec.schedule == "hopper_tile" and supports(spec) == []
+        assert (spec.head_dim_qk, spec.head_dim_vo) == dims
+        with pytest.raises(UnsupportedSpecError, match=rf"head_dim is {dims[0]}.*64, 128, 256"):
+            choose(Problem("sm_80", "fp16", *dims, 4, causal(), page_size), small=small)
+
+
 def test_refusals_give_all_reasons() -> None:
     with pytest.raises(UnsupportedSpecError) as caught:
-        choose(problem("sm_90a", dim=80), small=True)
+        choose(problem("sm_90a", dim=72), small=True)
     text = str(caught.value)
-    assert all(s in text for s in ("ampere_decode: ", "hopper_tile: ", "ampere_tile: ", "80"))
+    assert all(s in text for s in ("ampere_decode: ", "hopper_tile: ", "ampere_tile: ", "72"))
     with pytest.raises(UnsupportedSpecError, match=r"GPU of sm_100a.*\n.*arch is 'sm_100a'"):
         choose(problem("sm_100a"), small=False)
 

@@ -53,8 +53,10 @@ def everyday() -> list[GeneratedKernel]:
         emit_merge("sm_90", "bf16", 256, 16, 1),
         emit_merge_states("sm_86", "fp32", 128),
         emit_merge_states("sm_90a", "fp16", 192),
+        emit_merge_states("sm_90", "bf16", 112),
         emit_append("sm_90a", "bf16", 128, 128),
         emit_append("sm_80", "fp16", 192, 128, "half_split"),
+        emit_append("sm_90", "bf16", 80, 80, "half_split"),
         emit_append("sm_89", "bf16", 64, 64, "interleaved"),
     ]
 
@@ -98,7 +100,7 @@ def test_only_the_code_that_is_used() -> None:
         )
 
 
-@pytest.mark.parametrize("dim", [8, 64, 72, 96, 128, 192, 256, 512])
+@pytest.mark.parametrize("dim", [8, 64, 72, 80, 96, 112, 128, 192, 256, 512])
 @pytest.mark.parametrize("tile_q", [16, 64, 128, 192])
 def test_merge_threads_cover_every_row_once(dim: int, tile_q: int) -> None:
     kernel = emit_merge("sm_90", "bf16", dim, tile_q, 4)

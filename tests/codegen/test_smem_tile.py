@@ -12,6 +12,7 @@ from cute_attn.codegen.smem_tile import (
     PANEL_COLUMNS,
     SWIZZLE_BYTES,
     SmemTile,
+    padded_columns,
 )
 from cute_attn.runtime import CompileRequest, compile_source
 
@@ -49,6 +50,11 @@ def test_other_shapes_are_refused(rows: int, columns: int) -> None:
         SmemTile(rows, columns)
 
 
+def test_padding_is_to_whole_panels() -> None:
+    padded = [padded_columns(n) for n in (1, 64, 80, 96, 112, 128, 192)]
+    assert padded == [64, 64, 128, 128, 128, 128, 192]
+
+
 def test_hopper_headers_hold_the_same_arithmetic() -> None:
     """Compiled, not run: a wrong number is a failing static_assert."""
     checks = []
@@ -65,6 +71,8 @@ def test_hopper_headers_hold_the_same_arithmetic() -> None:
         for step in range(rows // 16):
             want = tile.wgmma_k_step(step, k_major=False)
             checks.append(f"mn_major_step({step}) == {want}")
+    for columns in (8, 64, 80, 112, 128, 192):
+        checks.append(f"kChunks<{columns}> * {PANEL_COLUMNS} == {padded_columns(columns)}")
     asserts = "\n".join(f"static_assert({check});" for check in checks)
     source = f"""
 #include <cute_attn/hopper/tile_copy.hpp>

@@ -96,7 +96,7 @@ class Maker:
         self.case = case
         self.device = device
         self.dtype = DTYPES[case.family.dtype]
-        self.dim = case.family.head_dim
+        self.dim, self.dim_vo = case.family.head_dim, case.family.head_dim_vo
         self.heads = case.num_kv_heads
         self.generator = torch.Generator(device).manual_seed(case.seed)
 
@@ -118,26 +118,26 @@ class Maker:
         q.copy_(data)
         return q
 
-    def rows(self, count: int, extra: int) -> Tensor:
+    def rows(self, count: int, dim: int, extra: int) -> Tensor:
         """(tokens, heads, dim) view of NaN memory in the case's layout; `extra` widens it."""
         pad = extra if self.case.memory == "strided" else 0
         if self.case.layout == "HND":
-            whole = nans((self.heads, count + pad, self.dim + 8 * pad), self.dtype, self.device)
-            return whole[:, :count, : self.dim].transpose(0, 1)
-        whole = nans((count, self.heads + pad, self.dim + 8 * pad), self.dtype, self.device)
-        return whole[:, : self.heads, : self.dim]
+            whole = nans((self.heads, count + pad, dim + 8 * pad), self.dtype, self.device)
+            return whole[:, :count, :dim].transpose(0, 1)
+        whole = nans((count, self.heads + pad, dim + 8 * pad), self.dtype, self.device)
+        return whole[:, : self.heads, :dim]
 
     def pages(self, count: int) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """(what run takes, k view, v view): NaN caches, views (pages, page_size, heads, dim)."""
-        size, heads, dim = self.case.page_size, self.heads, self.dim
+        size, heads = self.case.page_size, self.heads
         inner = (size, heads) if self.case.layout == "NHD" else (heads, size)
         if self.case.memory == "combined":
-            cache = nans((count, 2, *inner, dim), self.dtype, self.device)
+            cache = nans((count, 2, *inner, self.dim), self.dtype, self.device)
             given: tuple[Tensor, ...] = (cache,)
             parts = [cache[:, 0], cache[:, 1]]
         else:
             parts = []
-            for extra in (1, 2):
+            for dim, extra in ((self.dim, 1), (self.dim_vo, 2)):
                 pad = extra if self.case.memory == "strided" else 0
                 shape = (count, inner[0] + pad, inner[1], dim + 8 * pad)
                 whole = nans(shape, self.dtype, self.device)
@@ -168,7 +168,7 @@ def make_batch(
     q_lens, kv_lens = [q for q, _ in pairs], [kv for _, kv in pairs]
     q = maker.q(sum(q_lens))
     keys = [maker.normal(n, maker.heads, maker.dim) for n in kv_lens]
-    values = [maker.normal(n, maker.heads, maker.dim) for n in kv_lens]
+    values = [maker.normal(n, maker.heads, maker.dim_vo) for n in kv_lens]
     place = _ragged if case.page_size == 0 else _paged
     kv, kv_format = place(maker, q_lens, keys, values)
     scalars: dict[str, float | int] = {}
@@ -203,7 +203,8 @@ def _ragged(
 ) -> tuple[tuple[Tensor, ...], RaggedKV]:
     rows = indptr([x.shape[0] for x in keys])
     spare = 64  # rows past the end
-    k, v = (maker.rows(rows[-1] + spare, extra) for extra in (1, 2))
+    k = maker.rows(rows[-1] + spare, maker.dim, 1)
+    v = maker.rows(rows[-1] + spare, maker.dim_vo, 2)
     k[: rows[-1]] = _poisoned(maker, q_lens, keys)
     v[: rows[-1]] = _poisoned(maker, q_lens, values)
     if maker.case.layout == "HND":
@@ -245,10 +246,11 @@ def _block_sparse(maker: Maker) -> Batch:
     num_rows = rows * len(pattern) - rows // 2  # the last block row is short
     q_lens = [rows] * (len(pattern) - 1) + [num_rows - rows * (len(pattern) - 1)]
     q = maker.q(num_rows)
-    keys, values = (maker.normal(columns * size, maker.heads, maker.dim) for _ in range(2))
+    dims = (maker.dim, maker.dim_vo)
+    keys, values = (maker.normal(columns * size, maker.heads, dim) for dim in dims)
     views = []
     for x, extra in ((keys, 1), (values, 2)):
-        view = maker.rows(columns * size, extra)
+        view = maker.rows(columns * size, x.shape[-1], extra)
         used = torch.zeros(columns, dtype=torch.bool, device=maker.device)
         used[maker.ints(sorted({c for blocks in pattern for c in blocks}))] = True
         view[used.repeat_interleave(size)] = x[used.repeat_interleave(size)]
@@ -262,7 +264,7 @@ def _block_sparse(maker: Maker) -> Batch:
         num_rows,
         columns * size,
     )
-    split = [x.view(columns, size, maker.heads, maker.dim) for x in (keys, values)]
+    split = [x.view(columns, size, maker.heads, -1) for x in (keys, values)]
     own = [[x[maker.ints(blocks)].flatten(0, 1) for blocks in pattern] for x in split]
     scalars: dict[str, float | int] = {}
     if "cap" in case.variant:

@@ -56,7 +56,7 @@ class Errors:
 
 def default_schedule(case: Case, q_lens: list[int], arch: str) -> str:
     """What the dispatcher takes by itself."""
-    if max(q_lens) * case.family.group <= SMALL_ROWS:
+    if max(q_lens) * case.family.group <= SMALL_ROWS and not case.family.is_hopper_only:
         return "ampere_decode"
     return "hopper_tile" if arch == "sm_90a" else "ampere_tile"
 
@@ -68,7 +68,7 @@ def problem_of(case: Case, arch: str) -> Problem:
         arch=arch,
         dtype=family.dtype,
         head_dim_qk=family.head_dim,
-        head_dim_vo=family.head_dim,
+        head_dim_vo=family.head_dim_vo,
         group=family.group,
         variant=variant_of(case.variant),
         page_size=case.page_size or None,
@@ -85,6 +85,7 @@ def attention_of(
     """
     forced = arch is not None and default_schedule(case, batch.q_lens, arch) != case.schedule
     options: dict[str, Any] = {
+        "head_dim_vo": case.family.head_dim_vo,
         "dtype": DTYPES[case.family.dtype],
         "variant": variant_of(case.variant),
         "kv_layout": case.layout,
@@ -104,7 +105,7 @@ class Output:
 
     def __init__(self, case: Case, batch: Batch) -> None:
         tokens, device = sum(batch.q_lens), batch.q.device
-        heads, dim = case.num_qo_heads, case.family.head_dim
+        heads, dim = case.num_qo_heads, case.family.head_dim_vo
         pad = 1 if case.memory == "strided" else 0
         self.whole = nans((tokens + 4, heads + pad, dim + 8 * pad), batch.q.dtype, device)
         self.out = self.whole[2 : tokens + 2, :heads, :dim]

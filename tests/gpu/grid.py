@@ -19,6 +19,7 @@ VARIANTS = ("causal", "full", "window", "soft_cap", "causal_window", "causal_sof
 WINDOWS = (0, 5, 100, 1000)
 MEMORY = ("packed", "combined", "strided")
 LAYOUTS = ("NHD", "HND")
+AMPERE_DIMS = (64, 128, 256)
 SMALL_ROWS = 16  # packed query rows of a decode tile
 
 
@@ -29,23 +30,47 @@ class Family:
     dtype: str
     head_dim: int
     group: int
+    head_dim_vo: int
+
+    @property
+    def is_hopper_only(self) -> bool:
+        """The Ampere schedules have no kernels for these head dims."""
+        return self.head_dim not in AMPERE_DIMS or self.head_dim_vo != self.head_dim
 
     def __str__(self) -> str:
-        return f"{self.dtype} d{self.head_dim} g{self.group}"
+        vo = f"x{self.head_dim_vo}" if self.head_dim_vo != self.head_dim else ""
+        return f"{self.dtype} d{self.head_dim}{vo} g{self.group}"
+
+
+def _family(dtype: str, head_dim: int, group: int, head_dim_vo: int = 0) -> Family:
+    return Family(dtype, head_dim, group, head_dim_vo or head_dim)
 
 
 FAMILIES = (
-    Family("bf16", 128, 4),
-    Family("fp16", 64, 2),
-    Family("bf16", 256, 5),
-    Family("bf16", 128, 1),
-    Family("fp16", 128, 3),
-    Family("bf16", 64, 7),
-    Family("bf16", 128, 8),
-    Family("fp16", 256, 2),
-    Family("fp16", 64, 4),
-    Family("bf16", 256, 16),
-    Family("fp16", 128, 16),
+    _family("bf16", 128, 4),
+    _family("fp16", 64, 2),
+    _family("bf16", 256, 5),
+    _family("bf16", 128, 1),
+    _family("fp16", 128, 3),
+    _family("bf16", 64, 7),
+    _family("bf16", 128, 8),
+    _family("fp16", 256, 2),
+    _family("fp16", 64, 4),
+    _family("bf16", 256, 16),
+    _family("fp16", 128, 16),
+    # For hopper_tile only. The two families of a pair of head dims are an odd multiple of three
+    # apart: so they meet all six variants.
+    _family("bf16", 80, 4),
+    _family("fp16", 96, 2),
+    _family("bf16", 112, 1),
+    _family("fp16", 80, 16),
+    _family("bf16", 96, 8),
+    _family("fp16", 112, 7),
+    _family("bf16", 192, 4),
+    _family("fp16", 192, 1, 128),
+    _family("bf16", 192, 16, 128),
+    _family("fp16", 192, 5),
+    _family("bf16", 192, 3, 128),
 )
 
 
@@ -58,7 +83,10 @@ class Role:
 
 
 def roles(at: int) -> tuple[Role, ...]:
-    """The six kernels of family number `at`; ampere_tile gets one of its two loaders."""
+    """The kernels of family number `at`: its three of Hopper, and three of Ampere (ampere_tile gets
+    one of its two loaders)."""
+    if FAMILIES[at].is_hopper_only:
+        return tuple(Role("hopper_tile", sizes) for sizes in ((16, 64), (0,), (1, 3)))
     return (
         Role("hopper_tile", (16, 64)),
         Role("ampere_decode", (1, 3, 16, 64)),
@@ -192,7 +220,8 @@ def _cases() -> list[Case]:
                 page_size = draw(role.page_sizes)
                 table = draw(tables) if page_size else "ragged"
                 memory = draw(MEMORY)
-                if memory == "combined" and table in ("ragged", "bsr"):
+                in_two = table in ("ragged", "bsr") or family.head_dim_vo != family.head_dim
+                if memory == "combined" and in_two:
                     memory = "packed"
                 cases.append(
                     Case(

@@ -16,9 +16,15 @@ from tests.gpu.grid import CASES
 
 AnyKernel = KernelSpec | GeneratedKernel
 
-APPENDS = (("bf16", 128, None), ("fp16", 64, "half_split"), ("bf16", 128, "interleaved"))
+APPENDS = (
+    ("bf16", 128, None),
+    ("fp16", 64, "half_split"),
+    ("bf16", 128, "interleaved"),
+    ("bf16", 80, "half_split"),
+    ("fp16", 112, "interleaved"),
+)
 """dtype, head_dim and RoPE style of the append kernels."""
-STATES = (("bf16", 128), ("fp16", 64), ("fp32", 128))
+STATES = (("bf16", 128), ("fp16", 64), ("fp32", 128), ("bf16", 80), ("fp16", 112), ("bf16", 192))
 """dtype and head_dim of the merge_states kernels."""
 
 

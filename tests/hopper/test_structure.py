@@ -18,13 +18,12 @@ def spec(
     dtype: str = "bf16",
     group: int = 4,
     arch: str = "sm_90a",
+    head_dim_vo: int | None = None,
 ) -> KernelSpec:
-    variant = variant or full()
-    tile = hopper.default_tile(head_dim, head_dim, loader, variant)
+    variant, vo = variant or full(), head_dim_vo or head_dim
+    tile = hopper.default_tile(head_dim, vo, loader, variant)
     assert tile is not None
-    return KernelSpec(
-        arch, "hopper_tile", dtype, head_dim, head_dim, loader, group, variant, tile
-    )  # fmt: skip
+    return KernelSpec(arch, "hopper_tile", dtype, head_dim, vo, loader, group, variant, tile)
 
 
 def text(*args: object, **kwargs: object) -> str:
@@ -84,15 +83,23 @@ def test_loaders_print_only_their_own_producer() -> None:
     assert "page_table" in paged and "page_table" in gather
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dims", hopper.head_dims())
 @pytest.mark.parametrize("loader", ["ragged", "paged", "gather"])
-def test_mma_shapes_and_smem(head_dim: int, loader: str) -> None:
-    s = spec(head_dim, loader, dtype="fp16")
+def test_mma_shapes_and_smem(dims: tuple[int, int], loader: str) -> None:
+    s = spec(dims[0], loader, dtype="fp16", head_dim_vo=dims[1])
     kernel = hopper.emit(s)
     assert f"MMA_64x{s.tile.kv}x16_F32F16F16_SS" in kernel.text
-    assert f"MMA_64x{head_dim}x16_F32F16F16_RS" in kernel.text
+    assert f"MMA_64x{dims[1]}x16_F32F16F16_RS" in kernel.text
     assert kernel.smem_bytes <= 232_448
     assert kernel.threads == s.tile.threads
+
+
+def test_only_unusual_widths_need_the_large_mma_header() -> None:
+    switch = "#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED"
+    for common in (64, 96, 128):
+        assert switch not in text(common)
+    assert f"{switch}  // head_dim_vo 80:" in text(80)
+    assert f"{switch}  // tile_kv 112:" in text(192)
 
 
 def test_parameter_struct_matches_the_block() -> None:
@@ -104,9 +111,10 @@ def test_parameter_struct_matches_the_block() -> None:
 def test_unsupported_specs_say_why() -> None:
     good = spec()
     assert hopper.supports(good) == []
-    bad = KernelSpec("sm_80", "hopper_tile", "fp8", 96, 96, "ragged", 0, full(), good.tile)
+    bad = KernelSpec("sm_80", "hopper_tile", "fp8", 72, 72, "ragged", 0, full(), good.tile)
     reasons = "\n".join(hopper.supports(bad))
-    for word in ("arch is 'sm_80'", "dtype is 'fp8'", "(96, 96)", "group is 0"):
+    known = "(72, 72); known: (64, 64), (80, 80)"
+    for word in ("arch is 'sm_80'", "dtype is 'fp8'", known, "group is 0"):
         assert word in reasons
     with pytest.raises(UnsupportedSpecError, match="sm_80"):
         hopper.emit(bad)

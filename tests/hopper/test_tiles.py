@@ -38,6 +38,13 @@ def test_smem_by_hand() -> None:
     assert fragment_registers(tile, 128) == 64 + 32 + 64
 
 
+def test_head_dims_are_padded_in_shared_memory_only() -> None:
+    tile = Tile(q=128, kv=112, stages=2, threads=384)
+    assert smem_bytes(tile, 80, 112) == smem_bytes(tile, 128, 128)
+    assert smem_bytes(tile, 192, 80) == (48 + 2 * 42 + 2 * 28 + 1) * 1024
+    assert fragment_registers(tile, 80) == 56 + 28 + 40
+
+
 def test_registers_beyond_the_launch_allocation_are_refused() -> None:
     # 384 threads start with 168 registers each: 504 for the three warpgroups. 32 + 2 * 240 = 512
     # fits the register file, but setmaxnreg would wait for ever.

@@ -23,11 +23,14 @@ CUTE_DEVICE PieceSlots arrive_piece(int32_t const* plan, int32_t* arrivals, Item
   return {cut.first_slot, last ? cut.num_slots : 0};
 }
 
-// How the threads of a warp share rows of kHeadDim float32 elements.
+// How the threads of a warp share rows of kHeadDim float32 elements: as many threads per row as
+// divide both the warp and the row.
 template <int kHeadDim>
 struct RowLanes {
-  static constexpr int kLanes = kHeadDim / 4 < 32 ? kHeadDim / 4 : 32;  // threads that hold a row
-  static constexpr int kVectors = kHeadDim / 4 / kLanes;                // float4 per thread
+  static constexpr int kRowVectors = kHeadDim / 4;
+  static constexpr int kPowerOfTwo = kRowVectors & -kRowVectors;
+  static constexpr int kLanes = kPowerOfTwo < 32 ? kPowerOfTwo : 32;  // threads that hold a row
+  static constexpr int kVectors = kRowVectors / kLanes;               // float4 per thread
 };
 
 // Adds the partial results of one row, in slot order; kInFlight of them are read together. `out`

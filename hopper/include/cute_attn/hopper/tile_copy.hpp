@@ -7,6 +7,11 @@
 
 namespace cute_attn {
 
+// Chunks of 64 columns of a tile (codegen.smem_tile.padded_columns): the last one may be padded.
+// Nobody reads the padding; TMA fills it with zeros, cp.async leaves it.
+template <int kColumns>
+constexpr int kChunks = (kColumns + 63) / 64;
+
 // Element offset (codegen.smem_tile.SmemTile.offset) of 16-byte piece `piece` of row `row` in a
 // tile of kRows rows.
 template <int kRows>
@@ -25,7 +30,7 @@ CUTE_DEVICE void copy_16_bytes(void* smem, void const* global, bool valid) {
 template <int kRows, int kColumns, class Element>
 CUTE_DEVICE void zero_rows(Element* tile, int first_row, int thread) {
   CUTE_UNROLL
-  for (int chunk = 0; chunk < kColumns / 64; ++chunk) {
+  for (int chunk = 0; chunk < kChunks<kColumns>; ++chunk) {
     uint4* piece = reinterpret_cast<uint4*>(tile + chunk * kRows * 64);
     for (int i = first_row * 8 + thread; i < kRows * 8; i += 128) {
       piece[i] = make_uint4(0, 0, 0, 0);
