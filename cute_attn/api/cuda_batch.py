@@ -20,6 +20,7 @@ from cute_attn.api.step import Step
 from cute_attn.api.stream_order import StreamOrder
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.runtime.device import device_info
+from cute_attn.runtime.tensor_map import TensorMapEncoder
 from cute_attn.scheduler import (
     ARRIVALS_BYTES,
     Geometry,
@@ -80,6 +81,7 @@ class CudaBatch:
         self._partials: tuple[int, ...] = (0, 0)
         self._has_merge = False
         self._q_known = self._out_known = self._lse_known = _UNKNOWN
+        self._q_map: TensorMapEncoder | None = None  # of the known q, if its kernel wants one
         self._row_fields: tuple[int, ...] | None = None  # what follows q, out, lse in a block
         self._merge_fields: tuple[int, ...] = ()
 
@@ -234,6 +236,7 @@ class CudaBatch:
             or q.get_device() != index
         ):
             self._shape.check_q(q, self._step.q_rows, padded=self._cuda_graph)
+            self._q_map = kernels.q_map(q)
             self._q_known, self._row_fields = (q.shape, q.stride()), None
             self._out_known = self._lse_known = _UNKNOWN  # as many rows as q
         if out is None:
@@ -281,10 +284,17 @@ class CudaBatch:
         fields = self._row_fields
         if fields is None:
             fields = self._set_row_fields(q, out)
-        arguments = binding.arguments
-        kernels.pack_rows(
-            arguments.view, kernels.rows_offset, q_address, out_address, lse_address, *fields
-        )
+        arguments, q_map = binding.arguments, self._q_map
+        if q_map is None:
+            kernels.pack_rows(
+                arguments.view, kernels.rows_offset, q_address, out_address, lse_address, *fields
+            )
+        else:
+            kernels.pack_rows(
+                arguments.view, kernels.rows_offset, out_address, lse_address, *fields
+            )
+            if q_address != binding.q_address or q_map is not binding.q_map:
+                kernels.set_q_map(binding, q_map, q_address if q.shape[0] else self._partials[0])
         stream = self._current_stream(index)
         other_stream = stream != self._order.plan_stream
         if other_stream:
@@ -300,7 +310,8 @@ class CudaBatch:
 
     def _set_row_fields(self, q: torch.Tensor, out: torch.Tensor) -> tuple[int, ...]:
         plan, out_strides = self._store.plan_address, out.stride()[:2]
-        self._row_fields = (plan, *self._partials, *q.stride()[:2], *out_strides)
+        q_strides = q.stride()[:2] if self._q_map is None else ()
+        self._row_fields = (plan, *self._partials, *q_strides, *out_strides)
         self._merge_fields = (plan, *self._partials[:2], *out_strides)
         return self._row_fields
 

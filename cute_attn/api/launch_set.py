@@ -14,7 +14,7 @@ from cute_attn.api.arguments import Arguments, FieldWriter
 from cute_attn.api.kernel import Kernel, build, build_generated, merge_of
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import Step
-from cute_attn.api.tensor_maps import kv_map
+from cute_attn.api.tensor_maps import kv_map, q_map
 from cute_attn.codegen.attention_params import page_division
 from cute_attn.codegen.kernels import merge_grid
 from cute_attn.codegen.spec import KernelSpec
@@ -24,8 +24,9 @@ from cute_attn.scheduler import CostModel
 
 _LOG2_E = math.log2(math.e)
 _MAX_BINDINGS = 1024
+# Of these, a kernel has what it needs: no q if there is a q_map, arrivals if it merges itself.
 _ROWS = (
-    "q", "out", "lse", "plan", "partial_out", "partial_lse",
+    "q", "out", "lse", "plan", "partial_out", "partial_lse", "arrivals",
     "q_token_stride", "q_head_stride", "out_token_stride", "out_head_stride",
 )  # fmt: skip
 _MERGE_ROWS = (
@@ -50,12 +51,13 @@ class Binding:
         paging: what it holds of the KV format, or None: to be filled.
         scalars: values of the variant's scalars that are in it.
         capacity: ragged: KV rows; paged: pages.
+        q_map, q_address: encoder and address of the map of Q that is in it, if the kernel has one.
         v_offset: bytes from K to V where both are in one tensor.
     """
 
     __slots__ = (
         "_dtype", "_k_shape", "_k_strides", "_v_shape", "_v_strides",
-        "arguments", "capacity", "paging", "scalars", "v_offset",
+        "arguments", "capacity", "paging", "q_address", "q_map", "scalars", "v_offset",
     )  # fmt: skip
 
     def __init__(self, arguments: Arguments, k: torch.Tensor, v: torch.Tensor | None) -> None:
@@ -64,6 +66,8 @@ class Binding:
         self.scalars: dict[str, float | int] | None = None
         self.capacity = 0
         self.v_offset = 0
+        self.q_map: TensorMapEncoder | None = None
+        self.q_address = 0
         self._k_shape, self._k_strides, self._dtype = k.shape, k.stride(), k.dtype
         self._v_shape = None if v is None else v.shape
         self._v_strides = None if v is None else v.stride()
@@ -116,12 +120,13 @@ class LaunchSet:
         self._merge = None if spec.fuses_merge else Merge(spec, shape, num_blocks, index)
         self._shape = shape
         self._params = self.kernel.generated.params
-        names = (*_ROWS[:6], "arrivals", *_ROWS[6:]) if spec.fuses_merge else _ROWS
+        names = tuple(name for name in _ROWS if name in self._params.offsets)
         rows = FieldWriter(self._params, names)
         self.pack_rows, self.rows_offset = rows.pack_into, rows.offset
         self.bindings: dict[tuple[int, int], Binding] = {}
         self._by_shape: dict[tuple[Any, ...], Binding] = {}
         self._encoders: dict[TensorMapSpec, TensorMapEncoder] = {}
+        self._q_map_offset = self._params.offsets.get("q_map")
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -132,6 +137,25 @@ class LaunchSet:
         """Launches the merge. `fields`: what follows out and lse in its argument block."""
         assert self._merge is not None
         self._merge.run(stream, out, lse, fields)
+
+    def q_map(self, q: torch.Tensor) -> TensorMapEncoder | None:
+        """Of tensors shaped like q; None if the kernel takes q by pointer and strides."""
+        if self._q_map_offset is None:
+            return None
+        return self._encoder(q_map(q, self.spec.group, self.spec.tile.q))
+
+    def set_q_map(self, binding: Binding, encoder: TensorMapEncoder, address: int) -> None:
+        """Writes the map of the q at `address` into a block.
+
+        New values in a known shape are the common case: the driver replaces the address in place.
+        """
+        assert self._q_map_offset is not None
+        target = binding.arguments.address + self._q_map_offset
+        if binding.q_map is encoder:
+            replace_address(target, address)
+        else:
+            encoder.write(target, address)
+        binding.q_map, binding.q_address = encoder, address
 
     def bind(
         self, k: torch.Tensor, v: torch.Tensor | None, step: Step, paging: Paging, spare: int
@@ -175,6 +199,7 @@ class LaunchSet:
         binding.v_offset = known.v_offset
         binding.paging, binding.capacity = known.paging, known.capacity
         binding.scalars = known.scalars
+        binding.q_map, binding.q_address = known.q_map, known.q_address
         return True
 
     def rebind(
@@ -235,13 +260,12 @@ class LaunchSet:
             k, v = k.unsqueeze(0), v.unsqueeze(0)
         for name, view in (("k_map", k), ("v_map", v)):
             target = arguments.address + self._params.offsets[name]
-            self._encoder(view, box_rows).write(target, view.data_ptr() or spare)
+            self._encoder(kv_map(view, box_rows)).write(target, view.data_ptr() or spare)
 
-    def _encoder(self, view: torch.Tensor, box_rows: int) -> TensorMapEncoder:
-        map_spec = kv_map(view, box_rows)
+    def _encoder(self, map_spec: TensorMapSpec) -> TensorMapEncoder:
         encoder = self._encoders.get(map_spec)
         if encoder is None:
-            if len(self._encoders) >= _MAX_BINDINGS:  # ragged KV of ever new lengths
+            if len(self._encoders) >= _MAX_BINDINGS:  # rows of ever new numbers
                 self._encoders.clear()
             encoder = self._encoders[map_spec] = TensorMapEncoder(map_spec)
         return encoder
