@@ -75,11 +75,10 @@ def attention_params(
         fused_merge: the last piece of a split tile merges all of them.
         q_tma: Q comes through a tensor map rather than pointer and strides.
     """
-    rows = (*_ROWS[:6], _ARRIVALS, *_ROWS[6:]) if fused_merge else _ROWS
+    rows: tuple[Field, ...] = (*_ROWS[:6], _ARRIVALS, *_ROWS[6:]) if fused_merge else _ROWS
     if q_tma:
-        rows = tuple(f for f in rows if f.name not in _Q_POINTER)
-    fields = ((_Q_MAP,) if q_tma else ()) + (_TENSOR_MAPS if tma else ())
-    fields += rows + (() if tma else _KV_POINTERS)
+        rows = (_Q_MAP, *(f for f in rows if f.name not in _Q_POINTER))
+    fields = (_TENSOR_MAPS if tma else ()) + rows + (() if tma else _KV_POINTERS)
     fields += (_PAGES if paged else ()) + (_TMA_BOX if tma and paged else ()) + _COMMON
     fields += tuple(Field(s.name, s.kind, s.comment) for s in variant.scalars)
     return ParameterBlock(fields)

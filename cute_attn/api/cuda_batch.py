@@ -81,7 +81,8 @@ class CudaBatch:
         self._partials: tuple[int, ...] = (0, 0)
         self._has_merge = False
         self._q_known = self._out_known = self._lse_known = _UNKNOWN
-        self._q_map: TensorMapEncoder | None = None  # of the known q, if its kernel wants one
+        self._q_map: TensorMapEncoder | None = None  # of the known q, if its kernel takes one
+        self._q_spare = 0  # address that stands in for that of a q without tokens
         self._row_fields: tuple[int, ...] | None = None  # what follows q, out, lse in a block
         self._merge_fields: tuple[int, ...] = ()
 
@@ -236,7 +237,7 @@ class CudaBatch:
             or q.get_device() != index
         ):
             self._shape.check_q(q, self._step.q_rows, padded=self._cuda_graph)
-            self._q_map = kernels.q_map(q)
+            self._q_map, self._q_spare = kernels.q_map(q), 0 if len(q) else self._partials[0]
             self._q_known, self._row_fields = (q.shape, q.stride()), None
             self._out_known = self._lse_known = _UNKNOWN  # as many rows as q
         if out is None:
@@ -285,16 +286,10 @@ class CudaBatch:
         if fields is None:
             fields = self._set_row_fields(q, out)
         arguments, q_map = binding.arguments, self._q_map
-        if q_map is None:
-            kernels.pack_rows(
-                arguments.view, kernels.rows_offset, q_address, out_address, lse_address, *fields
-            )
-        else:
-            kernels.pack_rows(
-                arguments.view, kernels.rows_offset, out_address, lse_address, *fields
-            )
-            if q_address != binding.q_address or q_map is not binding.q_map:
-                kernels.set_q_map(binding, q_map, q_address if q.shape[0] else self._partials[0])
+        q_field = q_address if q_map is None else q_map.map_of(self._q_spare or q_address)
+        kernels.pack_rows(
+            arguments.view, kernels.rows_offset, q_field, out_address, lse_address, *fields
+        )
         stream = self._current_stream(index)
         other_stream = stream != self._order.plan_stream
         if other_stream:

@@ -24,9 +24,9 @@ from cute_attn.scheduler import CostModel
 
 _LOG2_E = math.log2(math.e)
 _MAX_BINDINGS = 1024
-# Of these, a kernel has what it needs: no q if there is a q_map, arrivals if it merges itself.
+# Of these, a kernel has what it needs: q_map, or q and its strides; arrivals if it merges itself.
 _ROWS = (
-    "q", "out", "lse", "plan", "partial_out", "partial_lse", "arrivals",
+    "q_map", "q", "out", "lse", "plan", "partial_out", "partial_lse", "arrivals",
     "q_token_stride", "q_head_stride", "out_token_stride", "out_head_stride",
 )  # fmt: skip
 _MERGE_ROWS = (
@@ -51,13 +51,12 @@ class Binding:
         paging: what it holds of the KV format, or None: to be filled.
         scalars: values of the variant's scalars that are in it.
         capacity: ragged: KV rows; paged: pages.
-        q_map, q_address: encoder and address of the map of Q that is in it, if the kernel has one.
         v_offset: bytes from K to V where both are in one tensor.
     """
 
     __slots__ = (
         "_dtype", "_k_shape", "_k_strides", "_v_shape", "_v_strides",
-        "arguments", "capacity", "paging", "q_address", "q_map", "scalars", "v_offset",
+        "arguments", "capacity", "paging", "scalars", "v_offset",
     )  # fmt: skip
 
     def __init__(self, arguments: Arguments, k: torch.Tensor, v: torch.Tensor | None) -> None:
@@ -66,8 +65,6 @@ class Binding:
         self.scalars: dict[str, float | int] | None = None
         self.capacity = 0
         self.v_offset = 0
-        self.q_map: TensorMapEncoder | None = None
-        self.q_address = 0
         self._k_shape, self._k_strides, self._dtype = k.shape, k.stride(), k.dtype
         self._v_shape = None if v is None else v.shape
         self._v_strides = None if v is None else v.stride()
@@ -126,7 +123,6 @@ class LaunchSet:
         self.bindings: dict[tuple[int, int], Binding] = {}
         self._by_shape: dict[tuple[Any, ...], Binding] = {}
         self._encoders: dict[TensorMapSpec, TensorMapEncoder] = {}
-        self._q_map_offset = self._params.offsets.get("q_map")
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -140,22 +136,9 @@ class LaunchSet:
 
     def q_map(self, q: torch.Tensor) -> TensorMapEncoder | None:
         """Of tensors shaped like q; None if the kernel takes q by pointer and strides."""
-        if self._q_map_offset is None:
+        if "q_map" not in self._params.offsets:
             return None
         return self._encoder(q_map(q, self.spec.group, self.spec.tile.q))
-
-    def set_q_map(self, binding: Binding, encoder: TensorMapEncoder, address: int) -> None:
-        """Writes the map of the q at `address` into a block.
-
-        New values in a known shape are the common case: the driver replaces the address in place.
-        """
-        assert self._q_map_offset is not None
-        target = binding.arguments.address + self._q_map_offset
-        if binding.q_map is encoder:
-            replace_address(target, address)
-        else:
-            encoder.write(target, address)
-        binding.q_map, binding.q_address = encoder, address
 
     def bind(
         self, k: torch.Tensor, v: torch.Tensor | None, step: Step, paging: Paging, spare: int
@@ -199,7 +182,6 @@ class LaunchSet:
         binding.v_offset = known.v_offset
         binding.paging, binding.capacity = known.paging, known.capacity
         binding.scalars = known.scalars
-        binding.q_map, binding.q_address = known.q_map, known.q_address
         return True
 
     def rebind(

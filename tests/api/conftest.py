@@ -23,7 +23,7 @@ from cute_attn.codegen.attention_params import attention_params
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.runtime.device import DeviceInfo
-from cute_attn.runtime.tensor_map import TensorMapSpec
+from cute_attn.runtime.tensor_map import TensorMapEncoder, TensorMapSpec
 
 
 @dataclass
@@ -151,7 +151,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         (plan_store, "PlanBuffer", _FakeBuffer),
         (launch_set, "build", lambda spec: _FakeKernel(gpu, _not_generated(spec), spec)),
         (launch_set, "build_generated", lambda generated: _FakeKernel(gpu, generated)),
-        (launch_set, "TensorMapEncoder", _FakeEncoder),
+        (launch_set, "TensorMapEncoder", FakeEncoder),
         (launch_set, "replace_address", _fake_replace),
         (torch._C, "_cuda_getCurrentRawStream", lambda index: gpu.stream),
         (torch._C, "_cuda_getDevice", lambda: -1),
@@ -162,12 +162,9 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return gpu
 
 
-class _FakeEncoder:
-    def __init__(self, spec: Any) -> None:
-        self.spec = spec
-
-    def write(self, target: int, pointer: int) -> None:
-        ctypes.memmove(target, fake_map(self.spec, pointer), 128)
+class FakeEncoder(TensorMapEncoder):
+    def encode(self, pointer: int) -> bytes:
+        return fake_map(self.spec, pointer)
 
 
 def fake_map(spec: TensorMapSpec, pointer: int) -> bytes:

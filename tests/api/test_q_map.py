@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cute_attn import PagedKV, RaggedKV
-from cute_attn.api import launch_set
 from cute_attn.api.tensor_maps import q_map
 from cute_attn.codegen.smem_tile import SmemTile
+from tests.api import conftest
 from tests.api.conftest import fake_map
 
 BF16 = torch.bfloat16
@@ -99,22 +99,30 @@ def test_every_launch_has_the_map_of_its_q(fake_gpu: Any) -> None:
         assert fake_gpu.launches[-1].params["q_map"] == expected
 
 
-def test_a_map_is_encoded_once_and_then_moved(
+def test_a_run_encodes_no_map_that_is_known(
     fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moves: list[int] = []
-    monkeypatch.setattr(launch_set, "replace_address", lambda target, to: moves.append(to))
+    encoded: list[int] = []
+
+    def encode(self: conftest.FakeEncoder, pointer: int) -> bytes:
+        encoded.append(pointer)
+        return fake_map(self.spec, pointer)
+
+    monkeypatch.setattr(conftest.FakeEncoder, "encode", encode)
     batch = prefill(fake_gpu, 40)
     k, v = zeros(300, 2, 128), zeros(300, 2, 128)
-    first, second = zeros(40, 8, 128), zeros(40, 8, 128)
-    encoded = []
-    for q in (first, first, second, second, first):
-        batch.run(q, k, v)
-        encoded.append(batch._backend._q_map)
-    assert moves == [second.data_ptr(), first.data_ptr()]
+    batch.run(zeros(40, 8, 128), k, v)
+    encoded.clear()
+    first, second, wide = zeros(40, 8, 128), zeros(40, 8, 128), zeros(40, 9, 128)
+    for q in (first, first, second, second, first, wide[:, :8], first):
+        batch.run(q, k, v, out=zeros(40, 8, 128))
+    assert encoded == [x.data_ptr() for x in (first, second, wide)]
     batch.plan([0, 40], RaggedKV([0, 300]))  # as many tokens as before: the same map
     batch.run(first, k, v)
-    assert len(moves) == 2 and {*encoded} == {batch._backend._q_map}
+    assert len(encoded) == 3
+    batch.plan([0, 39], RaggedKV([0, 300]))
+    batch.run(first[:39], k, v)
+    assert len(encoded) == 4
 
 
 def test_no_tokens_have_a_map_of_spare_memory(fake_gpu: Any) -> None:

@@ -36,6 +36,7 @@ REPRESENTATIVE = [
     (128, "fp16", "paged", 4, causal()),
     (64, "bf16", "gather", 3, causal() & sliding_window()),
     (256, "bf16", "paged", 2, causal()),
+    (256, "bf16", "ragged", 5, full()),
 ]
 MATRIX = [
     (head_dim, dtype, loader, 4, variant)
@@ -44,10 +45,11 @@ MATRIX = [
     for loader in ("ragged", "paged", "gather")
     for variant in (full(), causal())
 ] + [
-    (head_dim, "bf16", loader, 1, variant)
+    (head_dim, "bf16", loader, group, variant)
     for head_dim in (64, 128, 256)
     for loader in ("ragged", "paged", "gather")
     for variant in (causal() & sliding_window(), causal() & soft_cap())
+    for group in (1, 3)
 ]
 
 
@@ -72,8 +74,7 @@ def test_sass_is_what_was_meant() -> None:
     # QK in the prologue and in the step, PV in the step and in the epilogue: 8 k-steps of 16 each.
     assert opcodes["HGMMA"] == 4 * 8
     assert "HMMA" not in opcodes
-    assert opcodes["UTMALDG"] > 0  # TMA loads of K and V
-    assert opcodes["LDGSTS"] > 0  # cp.async of Q
+    assert opcodes["UTMALDG"] > 0 and "LDGSTS" not in opcodes  # Q, K and V by TMA
     assert opcodes["USETMAXREG"] == 2
     assert "LDL" not in opcodes and "STL" not in opcodes
 
