@@ -123,8 +123,8 @@ class TensorMapEncoder:
     """Encodes maps of one `TensorMapSpec`, remembering them by address.
 
     Encoding takes a few us, so only the first map is encoded; the others are that one with its
-    address replaced. The remembered bytes depend on address and spec alone, so they stay right when memory is freed
-    and used again.
+    address replaced. The remembered bytes depend on address and spec alone, so they stay right when
+    memory is freed and used again.
     """
 
     def __init__(self, spec: TensorMapSpec, capacity: int = 512) -> None:

@@ -99,9 +99,7 @@ def test_every_launch_has_the_map_of_its_q(fake_gpu: Any) -> None:
         assert fake_gpu.launches[-1].params["q_map"] == expected
 
 
-def test_a_run_encodes_no_map_that_is_known(
-    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_encodes_no_map_that_is_known(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[int] = []
 
     def encode(self: conftest.FakeEncoder, pointer: int) -> bytes:
