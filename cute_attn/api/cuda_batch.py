@@ -1,8 +1,9 @@
 """The CUDA back end of `BatchAttention`: plan to the device, launch attention and merge.
 
 A planned run does no work on lengths: it looks up the argument block of its K and V by address,
-writes the addresses of q, out and lse into it, and launches. Shapes and strides are compared with
-those that were checked before; whatever differs goes through the full checks.
+writes the addresses of q, out and lse into it (q's inside of a tensor map, where the kernel takes
+one), and launches. Shapes and strides are compared with those that were checked before; whatever
+differs goes through the full checks.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ def q_map(q: torch.Tensor, group: int, tile_q: int) -> TensorMapSpec:
     """
     tokens, heads, dim = q.shape
     size = q.element_size()
-    # As below; without tokens no stride says anything.
+    # The stride of a dimension of size 1 says nothing and may be anything; TMA still checks it. The
+    # same holds for both if there are no tokens.
     return TensorMapSpec(
         dtype=_DTYPES[q.dtype],
         dims=(dim, heads, max(tokens, 1)),
@@ -49,7 +50,7 @@ def kv_map(view: torch.Tensor, box_rows: int) -> TensorMapSpec:
     sizes = (rows, heads, pages)
     steps = (view.stride(1), view.stride(2), view.stride(0))
     size = view.element_size()
-    # The stride of a dimension of size 1 says nothing and may be anything; TMA still checks it.
+    # As for q: the stride of a dimension of size 1 says nothing.
     strides = tuple(step * size if n > 1 else 16 for n, step in zip(sizes, steps, strict=True))
     return TensorMapSpec(
         dtype=_DTYPES[view.dtype],
