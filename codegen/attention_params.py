@@ -29,6 +29,9 @@ _KV_POINTERS = (
     Field("v_head_stride", "i64", "elements"),
 )
 
+_Q_MAP = Field("q_map", "tensor_map", "(head_dim_qk, qo_heads, q_tokens)")
+_Q_POINTER = ("q", "q_token_stride", "q_head_stride")
+
 _TENSOR_MAPS = (
     Field("k_map", "tensor_map", "(head_dim_qk, rows of a page, kv_heads, pages)"),
     Field("v_map", "tensor_map", "(head_dim_vo, rows of a page, kv_heads, pages)"),
@@ -61,7 +64,7 @@ _ARRIVALS = Field(
 
 
 def attention_params(
-    *, tma: bool, paged: bool, variant: Variant, fused_merge: bool = False
+    *, tma: bool, paged: bool, variant: Variant, fused_merge: bool = False, q_tma: bool = False
 ) -> ParameterBlock:
     """Fields of an attention kernel.
 
@@ -70,8 +73,11 @@ def attention_params(
         paged: there is a page table.
         variant: its scalars are appended under their own names.
         fused_merge: the last piece of a split tile merges all of them.
+        q_tma: Q comes through a tensor map rather than pointer and strides.
     """
-    rows = (*_ROWS[:6], _ARRIVALS, *_ROWS[6:]) if fused_merge else _ROWS
+    rows: tuple[Field, ...] = (*_ROWS[:6], _ARRIVALS, *_ROWS[6:]) if fused_merge else _ROWS
+    if q_tma:
+        rows = (_Q_MAP, *(f for f in rows if f.name not in _Q_POINTER))
     fields = (_TENSOR_MAPS if tma else ()) + rows + (() if tma else _KV_POINTERS)
     fields += (_PAGES if paged else ()) + (_TMA_BOX if tma and paged else ()) + _COMMON
     fields += tuple(Field(s.name, s.kind, s.comment) for s in variant.scalars)

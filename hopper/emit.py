@@ -19,6 +19,7 @@ from cute_attn.hopper import tiles
 SCHEDULE = "hopper_tile"
 _HERE = Path(__file__).parent
 _COMMON_WIDTHS = {8, 16, 32, 64, 96, 128, 192, 256}  # wgmma N in CuTe's main header
+_MAX_BOX = 256  # elements of a TMA box per dimension
 _ELEMENTS = {"bf16": ("bf16", "BF16"), "fp16": ("fp16", "F16")}
 
 
@@ -48,10 +49,17 @@ def include_dirs() -> tuple[Path, ...]:
     return (INCLUDE_DIR, _HERE / "include")
 
 
+def q_by_tma(spec: KernelSpec) -> bool:
+    """Whether Q comes through a tensor map: a tile must hold whole tokens, so that it is a box."""
+    tokens, rest = divmod(spec.tile.q, spec.group)
+    return rest == 0 and tokens <= _MAX_BOX
+
+
 def params_of(spec: KernelSpec) -> ParameterBlock:
     """Layout of the struct that the spec's kernel takes."""
     return attention_params(
         tma=spec.loader != "gather",
+        q_tma=q_by_tma(spec),
         paged=spec.loader != "ragged",
         variant=spec.variant,
         fused_merge=spec.fuses_merge,
@@ -84,6 +92,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         hooks=cpp_hooks(variant),
         paged=spec.loader != "ragged",
         gather=spec.loader == "gather",
+        q_tma=q_by_tma(spec),
         # Which code the variant needs: see `Variant.band_is_mask`.
         transform_scores=bool(variant.mask or variant.logits),
         may_be_empty="true" if variant.mask else "false",

@@ -13,7 +13,7 @@ from typing import Any
 from cute_attn.abi import ParameterBlock
 from cute_attn.runtime.launch import ParamsBlock
 
-_FORMATS = {"pointer": "Q", "i64": "q", "i32": "i", "u32": "I", "f32": "f"}
+_FORMATS = {"tensor_map": "128s", "pointer": "Q", "i64": "q", "i32": "i", "u32": "I", "f32": "f"}
 
 
 class Arguments:
@@ -60,5 +60,5 @@ class FieldWriter:
         for name in names:
             if params.offsets[name] != at:
                 raise ValueError(f"field {name!r} is not beside its predecessor in {names}")
-            at += struct.calcsize(_FORMATS[kinds[name]])
+            at += struct.calcsize("<" + _FORMATS[kinds[name]])
         self.pack_into = packed.pack_into

@@ -1,8 +1,9 @@
 """The CUDA back end of `BatchAttention`: plan to the device, launch attention and merge.
 
 A planned run does no work on lengths: it looks up the argument block of its K and V by address,
-writes the addresses of q, out and lse into it, and launches. Shapes and strides are compared with
-those that were checked before; whatever differs goes through the full checks.
+writes the addresses of q, out and lse into it (q's inside of a tensor map, where the kernel takes
+one), and launches. Shapes and strides are compared with those that were checked before; whatever
+differs goes through the full checks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from cute_attn.api.step import Step
 from cute_attn.api.stream_order import StreamOrder
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.runtime.device import device_info
+from cute_attn.runtime.tensor_map import TensorMapEncoder
 from cute_attn.scheduler import (
     ARRIVALS_BYTES,
     Geometry,
@@ -80,6 +82,8 @@ class CudaBatch:
         self._partials: tuple[int, ...] = (0, 0)
         self._has_merge = False
         self._q_known = self._out_known = self._lse_known = _UNKNOWN
+        self._q_map: TensorMapEncoder | None = None  # of the known q, if its kernel takes one
+        self._q_spare = 0  # address that stands in for that of a q without tokens
         self._row_fields: tuple[int, ...] | None = None  # what follows q, out, lse in a block
         self._merge_fields: tuple[int, ...] = ()
 
@@ -234,6 +238,7 @@ class CudaBatch:
             or q.get_device() != index
         ):
             self._shape.check_q(q, self._step.q_rows, padded=self._cuda_graph)
+            self._q_map, self._q_spare = kernels.q_map(q), 0 if len(q) else self._partials[0]
             self._q_known, self._row_fields = (q.shape, q.stride()), None
             self._out_known = self._lse_known = _UNKNOWN  # as many rows as q
         if out is None:
@@ -281,9 +286,10 @@ class CudaBatch:
         fields = self._row_fields
         if fields is None:
             fields = self._set_row_fields(q, out)
-        arguments = binding.arguments
+        arguments, q_map = binding.arguments, self._q_map
+        q_field = q_address if q_map is None else q_map.map_of(self._q_spare or q_address)
         kernels.pack_rows(
-            arguments.view, kernels.rows_offset, q_address, out_address, lse_address, *fields
+            arguments.view, kernels.rows_offset, q_field, out_address, lse_address, *fields
         )
         stream = self._current_stream(index)
         other_stream = stream != self._order.plan_stream
@@ -300,7 +306,8 @@ class CudaBatch:
 
     def _set_row_fields(self, q: torch.Tensor, out: torch.Tensor) -> tuple[int, ...]:
         plan, out_strides = self._store.plan_address, out.stride()[:2]
-        self._row_fields = (plan, *self._partials, *q.stride()[:2], *out_strides)
+        q_strides = q.stride()[:2] if self._q_map is None else ()
+        self._row_fields = (plan, *self._partials, *q_strides, *out_strides)
         self._merge_fields = (plan, *self._partials[:2], *out_strides)
         return self._row_fields
 

@@ -14,7 +14,7 @@ from cute_attn.api.arguments import Arguments, FieldWriter
 from cute_attn.api.kernel import Kernel, build, build_generated, merge_of
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import Step
-from cute_attn.api.tensor_maps import kv_map
+from cute_attn.api.tensor_maps import kv_map, q_map
 from cute_attn.codegen.attention_params import page_division
 from cute_attn.codegen.kernels import merge_grid
 from cute_attn.codegen.spec import KernelSpec
@@ -24,8 +24,9 @@ from cute_attn.scheduler import CostModel
 
 _LOG2_E = math.log2(math.e)
 _MAX_BINDINGS = 1024
+# Of these, a kernel has what it needs: q_map, or q and its strides; arrivals if it merges itself.
 _ROWS = (
-    "q", "out", "lse", "plan", "partial_out", "partial_lse",
+    "q_map", "q", "out", "lse", "plan", "partial_out", "partial_lse", "arrivals",
     "q_token_stride", "q_head_stride", "out_token_stride", "out_head_stride",
 )  # fmt: skip
 _MERGE_ROWS = (
@@ -119,7 +120,7 @@ class LaunchSet:
         self._merge = None if spec.fuses_merge else Merge(spec, shape, num_blocks, index)
         self._shape = shape
         self._params = self.kernel.generated.params
-        names = (*_ROWS[:6], "arrivals", *_ROWS[6:]) if spec.fuses_merge else _ROWS
+        names = tuple(name for name in _ROWS if name in self._params.offsets)
         rows = FieldWriter(self._params, names)
         self.pack_rows, self.rows_offset = rows.pack_into, rows.offset
         self.bindings: dict[tuple[int, int], Binding] = {}
@@ -135,6 +136,12 @@ class LaunchSet:
         """Launches the merge. `fields`: what follows out and lse in its argument block."""
         assert self._merge is not None
         self._merge.run(stream, out, lse, fields)
+
+    def q_map(self, q: torch.Tensor) -> TensorMapEncoder | None:
+        """Of tensors shaped like q; None if the kernel takes q by pointer and strides."""
+        if "q_map" not in self._params.offsets:
+            return None
+        return self._encoder(q_map(q, self.spec.group, self.spec.tile.q))
 
     def bind(
         self, k: torch.Tensor, v: torch.Tensor | None, step: Step, paging: Paging, spare: int
@@ -238,13 +245,12 @@ class LaunchSet:
             k, v = k.unsqueeze(0), v.unsqueeze(0)
         for name, view in (("k_map", k), ("v_map", v)):
             target = arguments.address + self._params.offsets[name]
-            self._encoder(view, box_rows).write(target, view.data_ptr() or spare)
+            self._encoder(kv_map(view, box_rows)).write(target, view.data_ptr() or spare)
 
-    def _encoder(self, view: torch.Tensor, box_rows: int) -> TensorMapEncoder:
-        map_spec = kv_map(view, box_rows)
+    def _encoder(self, map_spec: TensorMapSpec) -> TensorMapEncoder:
         encoder = self._encoders.get(map_spec)
         if encoder is None:
-            if len(self._encoders) >= _MAX_BINDINGS:  # ragged KV of ever new lengths
+            if len(self._encoders) >= _MAX_BINDINGS:  # rows of ever new numbers
                 self._encoders.clear()
             encoder = self._encoders[map_spec] = TensorMapEncoder(map_spec)
         return encoder

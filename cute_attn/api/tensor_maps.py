@@ -1,7 +1,8 @@
-"""Tensor maps of K and V for the Hopper kernels.
+"""Tensor maps of Q, K and V for the Hopper kernels.
 
-A map counts (head_dim, rows of a page, kv_heads, pages); ragged KV is one page. A TMA box is one
-panel of a shared-memory tile (`codegen.smem_tile`) wide and `box_rows` rows of one head high.
+A map of K or V counts (head_dim, rows of a page, kv_heads, pages); ragged KV is one page. A TMA box
+is one panel of a shared-memory tile (`codegen.smem_tile`) wide and `box_rows` rows of one head
+high. A map of Q counts (head_dim, qo_heads, q_tokens); its box is a panel of all packed rows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,30 @@ from cute_attn.codegen.smem_tile import PANEL_COLUMNS, SWIZZLE_BYTES
 from cute_attn.runtime.tensor_map import TensorMapSpec
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def q_map(q: torch.Tensor, group: int, tile_q: int) -> TensorMapSpec:
+    """The map of Q, but for its address.
+
+    Args:
+        q: (q_tokens, num_qo_heads, head_dim), strided.
+        group: query heads per KV head, a divisor of tile_q.
+        tile_q: packed query rows of a tile.
+    """
+    tokens, heads, dim = q.shape
+    size = q.element_size()
+    # The stride of a dimension of size 1 says nothing and may be anything; TMA still checks it. The
+    # same holds for both if there are no tokens.
+    return TensorMapSpec(
+        dtype=_DTYPES[q.dtype],
+        dims=(dim, heads, max(tokens, 1)),
+        strides_bytes=(
+            q.stride(1) * size if heads > 1 and tokens else 16,
+            q.stride(0) * size if tokens > 1 else 16,
+        ),
+        box=(PANEL_COLUMNS, group, tile_q // group),
+        swizzle=SWIZZLE_BYTES,
+    )
 
 
 def kv_map(view: torch.Tensor, box_rows: int) -> TensorMapSpec:
@@ -25,7 +50,7 @@ def kv_map(view: torch.Tensor, box_rows: int) -> TensorMapSpec:
     sizes = (rows, heads, pages)
     steps = (view.stride(1), view.stride(2), view.stride(0))
     size = view.element_size()
-    # The stride of a dimension of size 1 says nothing and may be anything; TMA still checks it.
+    # As for q: the stride of a dimension of size 1 says nothing.
     strides = tuple(step * size if n > 1 else 16 for n, step in zip(sizes, steps, strict=True))
     return TensorMapSpec(
         dtype=_DTYPES[view.dtype],

@@ -120,21 +120,25 @@ def check_address(pointer: int) -> None:
 
 
 class TensorMapEncoder:
-    """Encodes maps of one `TensorMapSpec`, remembering them by address (encoding takes a few us).
+    """Encodes maps of one `TensorMapSpec`, remembering them by address.
 
-    The remembered bytes depend on address and spec alone, so they stay right when memory is freed
-    and used again.
+    Encoding takes a few us, so only the first map is encoded; the others are that one with its
+    address replaced. The remembered bytes depend on address and spec alone, so they stay right when
+    memory is freed and used again.
     """
 
     def __init__(self, spec: TensorMapSpec, capacity: int = 512) -> None:
         rank = len(spec.dims)
         self.spec = spec
         self._capacity = capacity
-        self._cache: dict[int, bytes] = {}
+        self._known: dict[int, bytes] = {}
         self._dims = (ctypes.c_uint64 * rank)(*spec.dims)
         self._strides = (ctypes.c_uint64 * max(rank - 1, 1))(*spec.strides_bytes)
         self._box = (ctypes.c_uint32 * rank)(*spec.box)
         self._element_strides = (ctypes.c_uint32 * rank)(*(1,) * rank)
+        self._memory = (ctypes.c_ubyte * (MAP_BYTES + 128))()
+        self._target = ctypes.addressof(self._memory) + -ctypes.addressof(self._memory) % 128
+        self._is_encoded = False
 
     def write(self, target: int, pointer: int) -> None:
         """Put the map of the tensor at device address ``pointer`` at host address ``target``.
@@ -143,24 +147,29 @@ class TensorMapEncoder:
             ValueError: ``pointer`` or ``target`` is misaligned.
             DriverError: no driver, or it refuses the map.
         """
-        encoded = self._cache.get(pointer)
+        ctypes.memmove(target, self.map_of(pointer), MAP_BYTES)
+
+    def map_of(self, pointer: int) -> bytes:
+        """The 128 bytes of the map of the tensor at device address ``pointer``; raises as `write`
+        does.
+        """
+        encoded = self._known.get(pointer)
         if encoded is None:
             encoded = self.encode(pointer)
-            if len(self._cache) >= self._capacity:
-                self._cache.clear()
-            self._cache[pointer] = encoded
-        ctypes.memmove(target, encoded, MAP_BYTES)
+            if len(self._known) >= self._capacity:
+                self._known.clear()
+            self._known[pointer] = encoded
+        return encoded
 
     def encode(self, pointer: int) -> bytes:
-        """The 128 bytes of the map of the tensor at device address ``pointer``; nothing is
-        remembered.
-        """
+        """What `map_of` remembers."""
+        if self._is_encoded:
+            replace_address(self._target, pointer)
+            return ctypes.string_at(self._target, MAP_BYTES)
         check_address(pointer)
-        memory = (ctypes.c_ubyte * (MAP_BYTES + 128))()
-        target = ctypes.addressof(memory) + -ctypes.addressof(memory) % 128
         driver().call(
             "cuTensorMapEncodeTiled",
-            ctypes.c_void_p(target),
+            ctypes.c_void_p(self._target),
             _DTYPES[self.spec.dtype][0],
             len(self.spec.dims),
             ctypes.c_void_p(pointer),
@@ -173,7 +182,8 @@ class TensorMapEncoder:
             _L2_PROMOTIONS[self.spec.l2_promotion],
             0,  # outside elements read as zero
         )
-        return ctypes.string_at(target, MAP_BYTES)
+        self._is_encoded = True
+        return ctypes.string_at(self._target, MAP_BYTES)
 
 
 def replace_address(target: int, pointer: int) -> None:

@@ -1,13 +1,14 @@
 """`fake_gpu`: a stand-in for a GPU. The CUDA back end runs on CPU tensors, launches are recorded.
 
 What the host does is real (checks, planning, argument blocks); kernels are generated but neither
-compiled nor run, tensor maps are blank.
+compiled nor run, tensor maps are those of `fake_map`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,13 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from cute_attn import BatchAttention
+from cute_attn import BatchAttention, hopper
 from cute_attn.api import cuda_batch, launch_set, plan_buffer, plan_store
 from cute_attn.api.arguments import Arguments
 from cute_attn.codegen.attention_params import attention_params
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.runtime.device import DeviceInfo
+from cute_attn.runtime.tensor_map import TensorMapEncoder, TensorMapSpec
 
 
 @dataclass
@@ -70,6 +72,7 @@ class _FakeLauncher:
         raw = ctypes.string_at(address, generated.params.size)
         fields = generated.params.structure.from_buffer_copy(raw)
         params = {f.name: getattr(fields, f.name) for f in generated.params.fields}
+        params |= {name: bytes(params[name]) for name in params if name.endswith("_map")}
         self._gpu.launches.append(Launch(generated.name, grid, stream, params))
 
 
@@ -89,13 +92,15 @@ class _FakeKernel:
 
 def _not_generated(spec: KernelSpec) -> GeneratedKernel:
     """Name and parameters of the spec's kernel, without its text."""
-    tma = spec.schedule == "hopper_tile" and spec.loader != "gather"
-    params = attention_params(
-        tma=tma,
-        paged=spec.loader != "ragged",
-        variant=spec.variant,
-        fused_merge=spec.fuses_merge,
-    )
+    if spec.schedule == hopper.SCHEDULE:
+        params = hopper.params_of(spec)
+    else:
+        params = attention_params(
+            tma=False,
+            paged=spec.loader != "ragged",
+            variant=spec.variant,
+            fused_merge=spec.fuses_merge,
+        )
     return GeneratedKernel(spec.name, "", spec.arch, spec.tile.threads, 0, 1, params, ())
 
 
@@ -146,8 +151,8 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         (plan_store, "PlanBuffer", _FakeBuffer),
         (launch_set, "build", lambda spec: _FakeKernel(gpu, _not_generated(spec), spec)),
         (launch_set, "build_generated", lambda generated: _FakeKernel(gpu, generated)),
-        (launch_set, "TensorMapEncoder", _FakeEncoder),
-        (launch_set, "replace_address", _fake_map),
+        (launch_set, "TensorMapEncoder", FakeEncoder),
+        (launch_set, "replace_address", _fake_replace),
         (torch._C, "_cuda_getCurrentRawStream", lambda index: gpu.stream),
         (torch._C, "_cuda_getDevice", lambda: -1),
         (torch.cuda, "is_current_stream_capturing", lambda: gpu.capturing),
@@ -157,17 +162,18 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return gpu
 
 
-class _FakeEncoder:
-    def __init__(self, spec: Any) -> None:
-        self.spec = spec
-
-    def write(self, target: int, pointer: int) -> None:
-        _fake_map(target, pointer)
+class FakeEncoder(TensorMapEncoder):
+    def encode(self, pointer: int) -> bytes:
+        return fake_map(self.spec, pointer)
 
 
-def _fake_map(target: int, pointer: int) -> None:
-    """Like the driver's, it holds the address."""
-    ctypes.memmove(target, pointer.to_bytes(128, "little"), 128)
+def fake_map(spec: TensorMapSpec, pointer: int) -> bytes:
+    """Like the driver's, it holds the address (in the first eight bytes) and what the spec says."""
+    return pointer.to_bytes(8, "little") + hashlib.sha256(repr(spec).encode()).digest() + bytes(88)
+
+
+def _fake_replace(target: int, pointer: int) -> None:
+    ctypes.memmove(target, pointer.to_bytes(8, "little"), 8)
 
 
 @contextlib.contextmanager

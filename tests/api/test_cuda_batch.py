@@ -73,8 +73,8 @@ def test_prefill_takes_the_tile_kernel_and_tensor_maps(fake_gpu: Any) -> None:
     batch.run(zeros(100, 8, 128), k, v)
     launch = fake_gpu.launches[0]
     assert launch.name.startswith("hopper_tile_bf16_d128_ragged_g4_causal_sm_90a")
-    assert int.from_bytes(bytes(launch.params["k_map"]), "little") == k.data_ptr()
-    assert int.from_bytes(bytes(launch.params["v_map"]), "little") == v.data_ptr()
+    assert launch.params["k_map"][:8] == k.data_ptr().to_bytes(8, "little")
+    assert launch.params["v_map"][:8] == v.data_ptr().to_bytes(8, "little")
 
 
 def test_values_of_another_width_than_keys(fake_gpu: Any) -> None:
@@ -178,8 +178,10 @@ def test_a_moved_cache_gets_the_same_block_but_for_addresses(
     for cache, params in zip(caches, (first, second), strict=True):
         for name, part in zip(kinds, cache.unbind(1), strict=True):
             value = params.pop(name)
-            address = value if isinstance(value, int) else int.from_bytes(bytes(value), "little")
+            address = value if isinstance(value, int) else int.from_bytes(value[:8], "little")
             assert address == part.data_ptr()
+            if rows > 16:
+                params[name] = value[8:]
     first["out"] = second["out"]
     assert first == second
 

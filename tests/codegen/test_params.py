@@ -26,8 +26,8 @@ def test_the_compiler_agrees() -> None:
     """The struct's static_asserts hold, for blocks of random fields and for the real ones."""
     blocks = [random_block(seed) for seed in range(8)]
     blocks += [
-        attention_params(tma=tma, paged=paged, variant=soft_cap() & sliding_window())
-        for tma, paged in itertools.product((False, True), repeat=2)
+        attention_params(tma=tma, paged=paged, variant=soft_cap() & sliding_window(), q_tma=q_tma)
+        for tma, paged, q_tma in itertools.product((False, True), repeat=3)
     ]
     blocks.append(merge_params())
     structs = "\n".join(cpp_struct(block, f"P{i}") for i, block in enumerate(blocks))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from itertools import product
 
 from cute_attn import KernelSpec, Problem, UnsupportedSpecError, causal, choose, full
 from cute_attn.codegen.kernels import emit_append, emit_merge, emit_merge_states
@@ -71,6 +72,16 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
         choose(serving_problem(arch, None), small=False),
         choose(serving_problem(arch, None, is_causal=False), small=False),
     ]
+    if arch == "sm_90a":  # see test_queries
+        specs += [
+            choose(
+                Problem(arch, "bf16", 128, 128, group, causal(), page_size),
+                small=False,
+                schedule="hopper_tile",
+            )
+            for group, page_size in product((1, 2, 3, 4, 5, 8), (None, 16, 3))
+            if page_size is None or group in (1, 4, 5)
+        ]
     own = ampere_arch(arch)
     return [
         *with_merges(specs),

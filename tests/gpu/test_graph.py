@@ -94,6 +94,32 @@ def test_replay_with_other_lengths(
     record("G", f"graph replay, {REPLAYS} length sets, q up to {longest_q}", err=worst)
 
 
+def test_replay_of_the_tile_kernel_with_fused_queries(device: torch.device, arch: str) -> None:
+    """The captured queries are a slice, longer than most steps; NaN follows the step's rows."""
+    if arch != "sm_90a":
+        pytest.skip(f"hopper_tile is for sm_90a; this is {arch}")
+    count, longest_q, longest_kv = 6, 150, 600
+    pages = count * -(-longest_kv // PAGE_SIZE)
+    wrapper = serving_attention(
+        device, cuda_graph=True, max_requests=count, max_pages=pages, schedule="hopper_tile"
+    )
+    layer = Layer(count * longest_q, pages, device)
+    fused = torch.empty(count * longest_q, QO_HEADS + 2 * KV_HEADS, DIM, dtype=DTYPE, device=device)
+    layer.q = fused[:, :QO_HEADS]
+    first = layer.fill([(longest_q, longest_kv)] * count, 0)
+    wrapper.plan(first.qo_indptr, first.kv_format)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer.run(wrapper)
+    other = torch.zeros_like(layer.q)  # a launch beside the graph, which keeps its own map
+    for seed in range(1, REPLAYS + 1):
+        batch = layer.fill(random_requests(seed, count, longest_q, longest_kv), seed)
+        wrapper.plan(batch.qo_indptr, batch.kv_format)
+        wrapper.run(other, layer.cache, out=torch.empty_like(other))
+        graph.replay()
+        layer.check(batch)
+
+
 def test_every_layer_of_a_model_in_one_graph(
     device: torch.device, record: Callable[..., None]
 ) -> None:

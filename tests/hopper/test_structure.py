@@ -83,6 +83,32 @@ def test_loaders_print_only_their_own_producer() -> None:
     assert "page_table" in paged and "page_table" in gather
 
 
+@pytest.mark.parametrize("loader", ["ragged", "paged", "gather"])
+@pytest.mark.parametrize("group", [1, 4, 8, 64, 128])
+def test_queries_of_whole_tokens_come_by_tma(group: int, loader: str) -> None:
+    """One thread publishes an item, and nothing is left of the copies row by row."""
+    kernel = hopper.emit(spec(loader=loader, group=group))
+    source = kernel.text
+    assert source.count("publish_item(") == 2  # its definition and one call
+    assert "load_q" not in source and "params.q +" not in source
+    assert "smem.q_full[i].init(1);" in source
+    assert "cute::prefetch_tma_descriptor(&params.q_map);" in source
+    offsets = kernel.params.offsets
+    assert offsets["q_map"] % 128 == 0
+    assert not {"q", "q_token_stride", "q_head_stride"} & set(offsets)
+
+
+@pytest.mark.parametrize("loader", ["ragged", "paged", "gather"])
+@pytest.mark.parametrize("group", [3, 5, 6, 7, 12, 256])
+def test_queries_of_other_groups_come_row_by_row(group: int, loader: str) -> None:
+    kernel = hopper.emit(spec(loader=loader, group=group))
+    source = kernel.text
+    assert "q_map" not in source and "publish_item" not in source
+    assert source.count("params.q + token * params.q_token_stride") == 1
+    assert "smem.q_full[i].init(1);" not in source
+    assert {"q", "q_token_stride", "q_head_stride"} <= set(kernel.params.offsets)
+
+
 @pytest.mark.parametrize("dims", hopper.head_dims())
 @pytest.mark.parametrize("loader", ["ragged", "paged", "gather"])
 def test_mma_shapes_and_smem(dims: tuple[int, int], loader: str) -> None:

@@ -83,10 +83,11 @@ def test_known_addresses_are_not_encoded_again(fake_cuda: Any) -> None:
     for pointer in (0x1000, 0x2000, 0x1000, 0x2000):
         encoder.write(block.address, pointer)
         assert int.from_bytes(block.view[:8], "little") == pointer
-    assert len(fake_cuda.log()) == 2
+    assert [line.split()[0] for line in fake_cuda.log()] == ["encode", "replace"]
     for pointer in range(0x10000, 0x10000 + 16 * 50, 16):
         encoder.write(block.address, pointer)
-    assert len(fake_cuda.log()) == 50 and len(encoder._cache) <= 4
+        assert block.view[8:].tobytes() == b"\xa5" * 120
+    assert fake_cuda.log() == ["replace"] * 50 and len(encoder._known) <= 4
 
 
 def test_replace_address_patches_in_place(fake_cuda: Any) -> None:
