@@ -41,7 +41,7 @@ _TABLE: dict[tuple[int, int], Tile] = {
 _HOOK_KV = {(64, 64): (128, 128), (128, 128): (112, 112), (256, 256): (64, 32)}
 
 # A cp.async producer keeps row addresses: it needs more registers than one that issues TMA boxes.
-_GATHER_REGISTERS = (56, 224)
+_GATHER_REGISTERS = (72, 216)
 
 
 def default_tile(

@@ -4,6 +4,7 @@
 
 #include <cute/arch/copy_sm80.hpp>
 #include <cute/arch/util.hpp>
+#include <cutlass/arch/barrier.h>
 
 namespace cute_attn {
 
@@ -18,6 +19,39 @@ CUTE_DEVICE constexpr int swizzled_offset(int row, int piece) {
 CUTE_DEVICE void copy_16_bytes(void* smem, void const* global, bool valid) {
   cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>::copy(
       *static_cast<cute::uint128_t const*>(global), *static_cast<cute::uint128_t*>(smem), valid);
+}
+
+// The row of every 128 whose address `thread` of a warpgroup brings to copy_rows.
+CUTE_DEVICE constexpr int copied_row(int thread) {
+  return thread % 8 * 16 + thread / 8;
+}
+
+// Copies kRows rows of kColumns columns from anywhere in global memory to a tile, by the 128 threads
+// of a warpgroup. `own` is where row copied_row(thread) begins (any address beyond the last row).
+// A pass copies 16 rows: eight lanes 128 bytes each. The address of a row is a 64-bit product or two:
+// one lane computes it, the others get it by shuffle.
+template <int kRows, int kColumns, class Element>
+CUTE_DEVICE void copy_rows(Element const* own, Element* tile, int thread) {
+  static_assert(kRows % 16 == 0 && kRows <= 128);
+  int const piece = thread % 8;
+  Element* const to = tile + swizzled_offset<kRows>(thread / 8, piece);
+  CUTE_UNROLL
+  for (int pass = 0; pass < kRows / 16; ++pass) {
+    auto const row = __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(own), pass, 8);
+    Element const* const from = reinterpret_cast<Element const*>(row) + piece * 8;
+    CUTE_UNROLL
+    for (int chunk = 0; chunk < kColumns / 64; ++chunk) {
+      cute::SM80_CP_ASYNC_CACHEGLOBAL<cute::uint128_t>::copy(
+          *reinterpret_cast<cute::uint128_t const*>(from + chunk * 64),
+          *reinterpret_cast<cute::uint128_t*>(to + pass * 16 * 64 + chunk * kRows * 64));
+    }
+  }
+}
+
+// This thread's arrival at a barrier, once all its copies so far have landed. It is one of the
+// arrivals that the barrier was initialised with.
+CUTE_DEVICE void arrive_when_copied(cutlass::arch::ClusterBarrier& full) {
+  cutlass::arch::cpasync_barrier_arrive_noinc(reinterpret_cast<uint64_t const*>(&full));
 }
 
 // Zeroes rows [first_row, kRows) of a tile of kColumns columns, by the 128 threads of a warpgroup.
