@@ -21,32 +21,41 @@ CUTE_DEVICE void copy_16_bytes(void* smem, void const* global, bool valid) {
       *static_cast<cute::uint128_t const*>(global), *static_cast<cute::uint128_t*>(smem), valid);
 }
 
-// The row of every 128 whose address `thread` of a warpgroup brings to copy_rows.
-CUTE_DEVICE constexpr int copied_row(int thread) {
-  return thread % 8 * 16 + thread / 8;
-}
+// Copies kRows rows of kColumns columns from anywhere in global memory to a tile, by kThreads threads.
+//
+// A pass copies kThreads / 8 rows: eight lanes 128 bytes at a time. Addresses of rows are 64-bit
+// products: of eight passes every lane computes one address, and the others get it by shuffle.
+template <int kRows, int kColumns, int kThreads>
+struct RowCopy {
+  static constexpr int kPassRows = kThreads / 8;
+  static constexpr int kPasses = kRows / kPassRows;
+  static constexpr int kOwn = (kPasses + 7) / 8;  // rows whose addresses a thread computes
+  static_assert(kRows % kPassRows == 0 && kPassRows % 8 == 0);
 
-// Copies kRows rows of kColumns columns from anywhere in global memory to a tile, by the 128 threads
-// of a warpgroup. `own` is where row copied_row(thread) begins (any address beyond the last row).
-// A pass copies 16 rows: eight lanes 128 bytes each. The address of a row is a 64-bit product or two:
-// one lane computes it, the others get it by shuffle.
-template <int kRows, int kColumns, class Element>
-CUTE_DEVICE void copy_rows(Element const* own, Element* tile, int thread) {
-  static_assert(kRows % 16 == 0 && kRows <= 128);
-  int const piece = thread % 8;
-  Element* const to = tile + swizzled_offset<kRows>(thread / 8, piece);
-  CUTE_UNROLL
-  for (int pass = 0; pass < kRows / 16; ++pass) {
-    auto const row = __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(own), pass, 8);
-    Element const* const from = reinterpret_cast<Element const*>(row) + piece * 8;
+  // May lie past the last row if kPasses is no multiple of 8: any address will do there.
+  CUTE_DEVICE static int own_row(int i, int thread) {
+    return (8 * i + thread % 8) * kPassRows + thread / 8;
+  }
+
+  // own[i]: where row own_row(i, thread) begins.
+  template <class Element>
+  CUTE_DEVICE static void copy(Element const* const (&own)[kOwn], Element* tile, int thread) {
+    int const piece = thread % 8;
+    Element* const to = tile + swizzled_offset<kRows>(thread / 8, piece);
     CUTE_UNROLL
-    for (int chunk = 0; chunk < kColumns / 64; ++chunk) {
-      cute::SM80_CP_ASYNC_CACHEGLOBAL<cute::uint128_t>::copy(
-          *reinterpret_cast<cute::uint128_t const*>(from + chunk * 64),
-          *reinterpret_cast<cute::uint128_t*>(to + pass * 16 * 64 + chunk * kRows * 64));
+    for (int pass = 0; pass < kPasses; ++pass) {
+      auto const row = __shfl_sync(
+          0xffffffffu, reinterpret_cast<unsigned long long>(own[pass / 8]), pass % 8, 8);
+      Element const* const from = reinterpret_cast<Element const*>(row) + piece * 8;
+      CUTE_UNROLL
+      for (int chunk = 0; chunk < kColumns / 64; ++chunk) {
+        cute::SM80_CP_ASYNC_CACHEGLOBAL<cute::uint128_t>::copy(
+            *reinterpret_cast<cute::uint128_t const*>(from + chunk * 64),
+            *reinterpret_cast<cute::uint128_t*>(to + pass * kPassRows * 64 + chunk * kRows * 64));
+      }
     }
   }
-}
+};
 
 // This thread's arrival at a barrier, once all its copies so far have landed. It is one of the
 // arrivals that the barrier was initialised with.
