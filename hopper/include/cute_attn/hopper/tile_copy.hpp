@@ -4,6 +4,7 @@
 
 #include <cute/arch/copy_sm80.hpp>
 #include <cute/arch/util.hpp>
+#include <cutlass/arch/barrier.h>
 
 namespace cute_attn {
 
@@ -23,6 +24,48 @@ CUTE_DEVICE constexpr int swizzled_offset(int row, int piece) {
 CUTE_DEVICE void copy_16_bytes(void* smem, void const* global, bool valid) {
   cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>::copy(
       *static_cast<cute::uint128_t const*>(global), *static_cast<cute::uint128_t*>(smem), valid);
+}
+
+// Copies kRows rows of kColumns columns from anywhere in global memory to a tile, by kThreads threads.
+//
+// A pass copies kThreads / 8 rows: eight lanes 128 bytes at a time. Addresses of rows are 64-bit
+// products: of eight passes every lane computes one address, and the others get it by shuffle.
+template <int kRows, int kColumns, int kThreads>
+struct RowCopy {
+  static constexpr int kPassRows = kThreads / 8;
+  static constexpr int kPasses = kRows / kPassRows;
+  static constexpr int kOwn = (kPasses + 7) / 8;  // rows whose addresses a thread computes
+  static_assert(kRows % kPassRows == 0 && kPassRows % 8 == 0);
+
+  // May lie past the last row if kPasses is no multiple of 8: any address will do there.
+  CUTE_DEVICE static int own_row(int i, int thread) {
+    return (8 * i + thread % 8) * kPassRows + thread / 8;
+  }
+
+  // own[i]: where row own_row(i, thread) begins.
+  template <class Element>
+  CUTE_DEVICE static void copy(Element const* const (&own)[kOwn], Element* tile, int thread) {
+    int const piece = thread % 8;
+    Element* const to = tile + swizzled_offset<kRows>(thread / 8, piece);
+    CUTE_UNROLL
+    for (int pass = 0; pass < kPasses; ++pass) {
+      auto const row = __shfl_sync(
+          0xffffffffu, reinterpret_cast<unsigned long long>(own[pass / 8]), pass % 8, 8);
+      Element const* const from = reinterpret_cast<Element const*>(row) + piece * 8;
+      CUTE_UNROLL
+      for (int chunk = 0; chunk < kColumns / 64; ++chunk) {
+        cute::SM80_CP_ASYNC_CACHEGLOBAL<cute::uint128_t>::copy(
+            *reinterpret_cast<cute::uint128_t const*>(from + chunk * 64),
+            *reinterpret_cast<cute::uint128_t*>(to + pass * kPassRows * 64 + chunk * kRows * 64));
+      }
+    }
+  }
+};
+
+// This thread's arrival at a barrier, once all its copies so far have landed. It is one of the
+// arrivals that the barrier was initialised with.
+CUTE_DEVICE void arrive_when_copied(cutlass::arch::ClusterBarrier& full) {
+  cutlass::arch::cpasync_barrier_arrive_noinc(reinterpret_cast<uint64_t const*>(&full));
 }
 
 // Zeroes rows [first_row, kRows) of a tile of kColumns columns, by the 128 threads of a warpgroup.
