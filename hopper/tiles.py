@@ -38,11 +38,11 @@ _TABLE: dict[tuple[int, int], Tile] = {
 
 # Keys per block with a logits hook or a second masked loop (a window), by (TMA, gather) loader: the
 # most with which nothing spills.
-_HOOK_KV = {(64, 64): (128, 128), (128, 128): (112, 112), (256, 256): (64, 32)}
+_HOOK_KV = {(64, 64): (128, 128), (128, 128): (112, 112), (256, 256): (64, 48)}
 
-# (producer, consumer) registers with the gather loader. Its producer keeps row addresses: with 56 the
-# copies use several in turn, with 40 one that each pass waits for. head_dim 256 shares an address
-# among four copies and needs the consumers' registers for its keys.
+# (producer, consumer) registers with the gather loader. Its producer keeps row addresses: with 56
+# the copies use several in turn, with 40 two or three that passes wait for. head_dim 256 shares an
+# address among four copies, and its consumers need the registers for their keys.
 _GATHER_REGISTERS = {(64, 64): (56, 224), (128, 128): (56, 224), (256, 256): (40, 232)}
 
 

@@ -49,6 +49,25 @@ def test_other_shapes_are_refused(rows: int, columns: int) -> None:
         SmemTile(rows, columns)
 
 
+def row_copy_checks(rows: int = 80, columns: int = 128, threads: int = 64) -> list[str]:
+    """RowCopy: every piece of the tile is written once, in place, from its own row."""
+    tile, copy = SmemTile(rows, columns), f"RowCopy<{rows}, {columns}, {threads}>"
+    checks, seen = [f"{copy}::kPasses == {rows * 8 // threads}"], set()
+    for number in range(rows * columns // 8):
+        place, thread = divmod(number, threads)
+        piece_pass, chunk = divmod(place, columns // 64)
+        row = piece_pass * threads // 8 + thread // 8
+        column = 64 * chunk + 8 * (thread % 8)
+        seen.add((row, column))
+        want = tile.offset(row, column)
+        checks.append(f"{copy}::place({piece_pass}, {chunk}, {thread}) == {want}")
+        # The address comes by a shuffle among eight lanes.
+        owner = thread // 8 * 8 + piece_pass % 8
+        checks.append(f"{copy}::own_row({piece_pass // 8}, {owner}) == {row}")
+    assert len(seen) == rows * columns // 8
+    return checks
+
+
 def test_hopper_headers_hold_the_same_arithmetic() -> None:
     """Compiled, not run: a wrong number is a failing static_assert."""
     checks = []
@@ -65,6 +84,7 @@ def test_hopper_headers_hold_the_same_arithmetic() -> None:
         for step in range(rows // 16):
             want = tile.wgmma_k_step(step, k_major=False)
             checks.append(f"mn_major_step({step}) == {want}")
+    checks += row_copy_checks()
     asserts = "\n".join(f"static_assert({check});" for check in checks)
     source = f"""
 #include <cute_attn/hopper/tile_copy.hpp>
