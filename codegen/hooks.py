@@ -7,10 +7,10 @@ from cute_attn.variants import Hook, Scalar, Variant
 _CPP = {"f32": "float", "i32": "int32_t"}
 
 
-def cpp_hooks(variant: Variant) -> str:
-    """`variant_mask` and `variant_logits`, as far as the variant has them."""
+def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
+    """`variant_mask` (unless the kernel masks by the band) and `variant_logits`, if there are any."""
     parts = []
-    if variant.mask:
+    if variant.mask and mask:
         parts.append(
             _function(
                 "Mask", variant.mask, variant.scalars,

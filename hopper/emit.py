@@ -66,6 +66,11 @@ def params_of(spec: KernelSpec) -> ParameterBlock:
     )
 
 
+def _limit(limit: int | str | None) -> str | None:
+    """A limit of the band as C++."""
+    return f"min(params.{limit}, 1 << 30)" if isinstance(limit, str) else None if limit is None else str(limit)
+
+
 def emit(spec: KernelSpec) -> GeneratedKernel:
     """Generates the kernel.
 
@@ -89,16 +94,16 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         smem_bytes=smem_bytes,
         smem_budget=f"Q {q_bytes}, K {k_bytes}, V {v_bytes}, barriers",
         params_struct=cpp_struct(params),
-        hooks=cpp_hooks(variant),
+        hooks=cpp_hooks(variant, mask=not variant.band_is_mask),
         paged=spec.loader != "ragged",
         gather=spec.loader == "gather",
         q_tma=q_by_tma(spec),
         # Which code the variant needs: see `Variant.band_is_mask`.
-        transform_scores=bool(variant.mask or variant.logits),
+        transform_scores=bool(variant.logits) or not variant.band_is_mask,
         may_be_empty="true" if variant.mask else "false",
         all_masked=not variant.band_is_mask,
-        band_right=variant.band_is_mask and variant.band.right is not None,
-        band_left=variant.band_is_mask and variant.band.left is not None,
+        band_right=_limit(variant.band.right) if variant.band_is_mask else None,
+        band_left=_limit(variant.band.left) if variant.band_is_mask else None,
     )
     return GeneratedKernel(
         name=spec.name,

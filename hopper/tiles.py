@@ -55,13 +55,14 @@ _HOOK_KV = {
     (128, 128): (112, 112),
     (192, 128): (112, 96),
     (192, 192): (96, 96),
-    (256, 256): (64, 32),
+    (256, 256): (64, 48),
 }
 
-# (producer, consumer) registers with the gather loader. Its producer keeps row addresses: with 56 the
-# copies use several in turn, with 40 one that each pass waits for. head_dim 256 shares an address
-# among four copies and needs the consumers' registers for its keys.
-_GATHER_REGISTERS = {(64, 64): (56, 224), (128, 128): (56, 224), (256, 256): (40, 232)}
+# (producer, consumer) registers with the gather loader. Its producer keeps row addresses: with 56
+# the copies use several in turn, with 40 two or three that passes wait for. head_dim 256 shares an
+# address among four copies, and its consumers need the registers for their keys.
+_GATHER_REGISTERS = (56, 224)
+_GATHER_REGISTERS_256 = (40, 232)
 
 
 def default_tile(
@@ -72,7 +73,7 @@ def default_tile(
     if tile is None:
         return None
     if loader == "gather":
-        producer, consumer = _GATHER_REGISTERS[head_dim_qk, head_dim_vo]
+        producer, consumer = _GATHER_REGISTERS_256 if head_dim_vo == 256 else _GATHER_REGISTERS
         tile = replace(tile, producer_registers=producer, consumer_registers=consumer)
     # The fragments give way to the code of a variant: fewer keys per block rather than spills.
     if variant and (variant.logits or variant.band.left is not None):

@@ -55,6 +55,25 @@ def test_padding_is_to_whole_panels() -> None:
     assert padded == [64, 64, 128, 128, 128, 128, 192]
 
 
+def row_copy_checks(rows: int = 80, columns: int = 128, threads: int = 64) -> list[str]:
+    """RowCopy: every piece of the tile is written once, in place, from its own row."""
+    tile, copy = SmemTile(rows, columns), f"RowCopy<{rows}, {columns}, {threads}>"
+    checks, seen = [f"{copy}::kPasses == {rows * 8 // threads}"], set()
+    for number in range(rows * columns // 8):
+        place, thread = divmod(number, threads)
+        piece_pass, chunk = divmod(place, columns // 64)
+        row = piece_pass * threads // 8 + thread // 8
+        column = 64 * chunk + 8 * (thread % 8)
+        seen.add((row, column))
+        want = tile.offset(row, column)
+        checks.append(f"{copy}::place({piece_pass}, {chunk}, {thread}) == {want}")
+        # The address comes by a shuffle among eight lanes.
+        owner = thread // 8 * 8 + piece_pass % 8
+        checks.append(f"{copy}::own_row({piece_pass // 8}, {owner}) == {row}")
+    assert len(seen) == rows * columns // 8
+    return checks
+
+
 def test_hopper_headers_hold_the_same_arithmetic() -> None:
     """Compiled, not run: a wrong number is a failing static_assert."""
     checks = []
@@ -65,14 +84,14 @@ def test_hopper_headers_hold_the_same_arithmetic() -> None:
                 want = tile.offset(row, piece * 8)
                 checks.append(f"swizzled_offset<{rows}>({row}, {piece}) == {want}")
         for step in range(columns // 16):
-            checks.append(
-                f"k_major_step<{rows}>({step}) == {tile.wgmma_k_step(step, k_major=True)}"
-            )
+            want = 2 * tile.wgmma_k_step(step, k_major=True)  # bytes
+            checks.append(f"k_major_step<{rows}>({step}) == {want}")
         for step in range(rows // 16):
-            want = tile.wgmma_k_step(step, k_major=False)
+            want = 2 * tile.wgmma_k_step(step, k_major=False)
             checks.append(f"mn_major_step({step}) == {want}")
     for columns in (8, 64, 80, 112, 128, 192):
         checks.append(f"kChunks<{columns}> * {PANEL_COLUMNS} == {padded_columns(columns)}")
+    checks += row_copy_checks()
     asserts = "\n".join(f"static_assert({check});" for check in checks)
     source = f"""
 #include <cute_attn/hopper/tile_copy.hpp>

@@ -37,6 +37,8 @@ REPRESENTATIVE = [
     (128, "bf16", "ragged", 1, full()),
     (128, "fp16", "paged", 4, causal()),
     (64, "bf16", "gather", 3, causal() & sliding_window()),
+    (128, "bf16", "gather", 1, full()),
+    (256, "bf16", "gather", 4, causal()),
     (256, "bf16", "paged", 2, causal()),
     (80, "fp16", "gather", 1, full()),
     ((192, 128), "bf16", "paged", 1, causal()),
@@ -89,6 +91,19 @@ def test_products_have_the_true_width() -> None:
     widths = Counter(re.findall(r"HGMMA\.64x(\d+)x16", sass))
     # In the prologue and in the step, in the step and in the epilogue: 128 keys.
     assert widths == {"128": 2 * 80 // 16, "80": 2 * 128 // 16}
+
+
+def test_gather_copies_are_plain() -> None:
+    """Two copies a row of 256 bytes, whose address comes by shuffle; nothing is predicated."""
+    kernel = build(128, "bf16", "gather", 1, full())
+    copies = re.findall(r"^.*LDGSTS.*$", kernel.sass, re.MULTILINE)
+    # Q; K; V in the loop and at the end of an item: 128 rows x 2 chunks, 8 rows a pass. The paths
+    # of diverged warps repeat some.
+    assert 4 * 2 * 16 <= len(copies) < 4 * 2 * 18
+    assert all("@" not in copy.split("LDGSTS")[0] and "!P" not in copy for copy in copies)
+    opcodes = count_opcodes(kernel.sass)
+    assert opcodes["ARRIVES"] == 4  # at the full barrier, when the copies have landed
+    assert "UTMALDG" not in opcodes
 
 
 def test_descriptors_stay_in_uniform_registers() -> None:

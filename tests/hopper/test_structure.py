@@ -83,6 +83,29 @@ def test_loaders_print_only_their_own_producer() -> None:
     assert "page_table" in paged and "page_table" in gather
 
 
+def test_gather_producers_wait_for_free_stages_only() -> None:
+    source = text(loader="gather", group=3)  # a group whose queries come by cp.async, too
+    producers = source[source.index("void produce_items") : source.index("void wait_full")]
+    # A copy is waited for once, at the end of each role; it reports to the full barriers itself.
+    assert producers.count("cp_async_wait<0>()") == 2 and "cp_async_fence" not in producers
+    assert producers.count("_empty[") == 3 and "_full[" in producers
+    assert producers.count("arrive_when_copied(smem.") == 3
+    # The item record is stored, not copied: one ordinary arrival after it, and one counted for it.
+    assert producers.index("smem.item[") < producers.index(".arrive();")
+    assert "q_full[i].init(kCopyThreads + 1)" in source
+    assert "k_full[i].init(kCopyThreads)" in source and "v_full[i].init(kCopyThreads)" in source
+
+
+def test_consumers_fence_what_cp_async_wrote() -> None:
+    for loader, fences in (("ragged", 0), ("paged", 0), ("gather", 1)):
+        source = text(loader=loader)
+        wait_full = source[source.index("void wait_full") :].split("}", 1)[0]
+        assert wait_full.count("fence_view_async_shared") == fences
+        # Every full barrier is waited for through it.
+        assert source.count("_full[") > 0 and "_full[k_ring.stage].wait(" not in source
+        assert "_full[q_ring.stage].wait(" not in source
+
+
 @pytest.mark.parametrize("loader", ["ragged", "paged", "gather"])
 @pytest.mark.parametrize("group", [1, 4, 8, 64, 128])
 def test_queries_of_whole_tokens_come_by_tma(group: int, loader: str) -> None:

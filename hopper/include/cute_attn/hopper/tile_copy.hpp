@@ -2,9 +2,9 @@
 // go through TMA.
 #pragma once
 
+#include <cutlass/arch/barrier.h>
 #include <cute/arch/copy_sm80.hpp>
 #include <cute/arch/util.hpp>
-#include <cutlass/arch/barrier.h>
 
 namespace cute_attn {
 
@@ -26,7 +26,8 @@ CUTE_DEVICE void copy_16_bytes(void* smem, void const* global, bool valid) {
       *static_cast<cute::uint128_t const*>(global), *static_cast<cute::uint128_t*>(smem), valid);
 }
 
-// Copies kRows rows of kColumns columns from anywhere in global memory to a tile, by kThreads threads.
+// Copies kRows rows of kColumns columns from anywhere in global memory to a tile, by kThreads
+// threads.
 //
 // A pass copies kThreads / 8 rows: eight lanes 128 bytes at a time. Addresses of rows are 64-bit
 // products: of eight passes every lane computes one address, and the others get it by shuffle.
@@ -38,25 +39,30 @@ struct RowCopy {
   static_assert(kRows % kPassRows == 0 && kPassRows % 8 == 0);
 
   // May lie past the last row if kPasses is no multiple of 8: any address will do there.
-  CUTE_DEVICE static int own_row(int i, int thread) {
+  CUTE_DEVICE static constexpr int own_row(int i, int thread) {
     return (8 * i + thread % 8) * kPassRows + thread / 8;
+  }
+
+  // Element offset of what a thread copies: piece thread % 8 of a chunk, row thread / 8 of a pass.
+  CUTE_DEVICE static constexpr int place(int pass, int chunk, int thread) {
+    return swizzled_offset<kRows>(thread / 8, thread % 8) + (pass * kPassRows + chunk * kRows) * 64;
   }
 
   // own[i]: where row own_row(i, thread) begins.
   template <class Element>
   CUTE_DEVICE static void copy(Element const* const (&own)[kOwn], Element* tile, int thread) {
-    int const piece = thread % 8;
-    Element* const to = tile + swizzled_offset<kRows>(thread / 8, piece);
     CUTE_UNROLL
     for (int pass = 0; pass < kPasses; ++pass) {
-      auto const row = __shfl_sync(
-          0xffffffffu, reinterpret_cast<unsigned long long>(own[pass / 8]), pass % 8, 8);
-      Element const* const from = reinterpret_cast<Element const*>(row) + piece * 8;
+      auto const row = __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(own[pass / 8]),
+                                   pass % 8, 8);
+      Element const* const from = reinterpret_cast<Element const*>(row) + thread % 8 * 8;
       CUTE_UNROLL
-      for (int chunk = 0; chunk < kColumns / 64; ++chunk) {
+      for (int chunk = 0; chunk < kChunks<kColumns>; ++chunk) {
+        bool const inside = (chunk + 1) * 64 <= kColumns || chunk * 64 + thread % 8 * 8 < kColumns;
+        if (!inside) continue;  // padding
         cute::SM80_CP_ASYNC_CACHEGLOBAL<cute::uint128_t>::copy(
             *reinterpret_cast<cute::uint128_t const*>(from + chunk * 64),
-            *reinterpret_cast<cute::uint128_t*>(to + pass * kPassRows * 64 + chunk * kRows * 64));
+            *reinterpret_cast<cute::uint128_t*>(tile + place(pass, chunk, thread)));
       }
     }
   }
