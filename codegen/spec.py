@@ -45,7 +45,6 @@ class Tile:
         blocks_per_sm: resident blocks the kernel is built for (launch bounds).
         producer_registers, consumer_registers: `setmaxnreg` values, 0 where warps have no roles.
         q_stages: Q tiles in shared memory (Hopper).
-        ping_pong: two consumer warpgroups take turns at the tensor cores.
     """
 
     q: int
@@ -56,7 +55,6 @@ class Tile:
     producer_registers: int = 0
     consumer_registers: int = 0
     q_stages: int = 1
-    ping_pong: bool = False
 
 
 @dataclass(frozen=True)

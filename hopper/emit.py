@@ -68,7 +68,13 @@ def params_of(spec: KernelSpec) -> ParameterBlock:
 
 def _limit(limit: int | str | None) -> str | None:
     """A limit of the band as C++."""
-    return f"min(params.{limit}, 1 << 30)" if isinstance(limit, str) else None if limit is None else str(limit)
+    return (
+        f"min(params.{limit}, 1 << 30)"
+        if isinstance(limit, str)
+        else None
+        if limit is None
+        else str(limit)
+    )
 
 
 def emit(spec: KernelSpec) -> GeneratedKernel:
@@ -98,6 +104,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         paged=spec.loader != "ragged",
         gather=spec.loader == "gather",
         q_tma=q_by_tma(spec),
+        early_start=tile.q_stages > 1,  # the next item's queries are there when an item ends
         # Which code the variant needs: see `Variant.band_is_mask`.
         transform_scores=bool(variant.logits) or not variant.band_is_mask,
         may_be_empty="true" if variant.mask else "false",

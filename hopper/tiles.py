@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from cute_attn.codegen.smem_tile import SmemTile, padded_columns
 from cute_attn.codegen.spec import Tile
-from cute_attn.variants import Variant
+from cute_attn.variants import Variant, full
 
 SMEM_PER_BLOCK = 232_448  # bytes a block may use on sm_90
 REGISTERS_PER_SM = 65_536
-WORKING_REGISTERS = 40  # addresses, row maxima and sums, loop state: beside the fragments
+WORKING_REGISTERS = 32  # addresses, row references and sums, loop state: beside the fragments
 MASK_REGISTERS = 44  # the same with a mask
 _BARRIER_BYTES = 1024  # barriers, and the rounding of the last tile to 1024 bytes
 
@@ -26,27 +26,31 @@ _BASE = Tile(q=128, kv=128, stages=2, threads=384, producer_registers=40, consum
 
 # One row per (head_dim_qk, head_dim_vo).
 _TABLE: dict[tuple[int, int], Tile] = {
-    # The exponentials bound this one (as many per FLOP as anything gets): taking turns puts them
-    # under the other warpgroup's products (+5 %). Two Q tiles: the next item's queries are there
-    # when an item ends (+20 % at 1k keys).
-    (64, 64): replace(_BASE, q_stages=2, ping_pong=True),
-    # The same: +20 % at 1k keys causal by the second Q tile, +5 % at 4k by turns. 193 KB.
-    (128, 128): replace(_BASE, q_stages=2, ping_pong=True),
-    # As much shared memory as head_dim 128 and fewer registers: the same reasons.
-    (80, 80): replace(_BASE, q_stages=2, ping_pong=True),
-    (96, 96): replace(_BASE, q_stages=2, ping_pong=True),
-    (112, 112): replace(_BASE, q_stages=2, ping_pong=True),
+    # Two Q tiles: the next item's queries are there when an item ends, and its first product runs
+    # under the last one of this item (+20 % at 1k keys).
+    (64, 64): replace(_BASE, q_stages=2),
+    (80, 80): replace(_BASE, q_stages=2),
+    (96, 96): replace(_BASE, q_stages=2),
+    (112, 112): replace(_BASE, q_stages=2),
+    # 193 KB. 160 keys fit as well (225 KB): +5 % at 16k keys, -7 % at 1k (a block is the unit of
+    # waste).
+    (128, 128): replace(_BASE, q_stages=2),
     # Multi-head latent attention in prefill. 208 KB: there is no room for a second Q tile.
-    (192, 128): replace(_BASE, ping_pong=True),
-    # 112 keys are what shared memory holds (216 KB) beside a 48 KB Q tile; no turns, as with 256.
+    (192, 128): _BASE,
+    # 112 keys are what shared memory holds (216 KB) beside a 48 KB Q tile.
     (192, 192): replace(_BASE, kv=112),
-    # 80 keys are what shared memory holds (224 KB) beside a 64 KB Q tile. The products are
-    # long enough without turns (-2 % with them).
+    # 80 keys are what shared memory holds (224 KB) beside a 64 KB Q tile.
     (256, 256): replace(_BASE, kv=80),
 }
 
-# Keys per block with a logits hook or a second masked loop (a window), by (TMA, gather) loader: the
-# most with which nothing spills.
+# head_dim 64, ragged, without hooks: a third consumer warpgroup (192 rows) gives the exponentials, which bound
+# this one, another warp to hide behind (+10 % full). Masks lose it again: more of a block is hidden;
+# a producer that looks up pages needs more than 32 registers.
+_THREE_CONSUMERS_64 = replace(
+    _TABLE[64, 64], q=192, threads=512, producer_registers=32, consumer_registers=160
+)
+
+# Keys per block with hooks, by (TMA, gather) loader: the most with which nothing spills.
 _HOOK_KV = {
     (64, 64): (128, 128),
     (80, 80): (128, 128),
@@ -72,11 +76,13 @@ def default_tile(
     tile = _TABLE.get((head_dim_qk, head_dim_vo))
     if tile is None:
         return None
+    if (head_dim_qk, head_dim_vo, loader) == (64, 64, "ragged") and variant == full():
+        return _THREE_CONSUMERS_64
     if loader == "gather":
         producer, consumer = _GATHER_REGISTERS_256 if head_dim_vo == 256 else _GATHER_REGISTERS
         tile = replace(tile, producer_registers=producer, consumer_registers=consumer)
     # The fragments give way to the code of a variant: fewer keys per block rather than spills.
-    if variant and (variant.logits or variant.band.left is not None):
+    if variant and (variant.logits or not variant.band_is_mask):
         return replace(tile, kv=_HOOK_KV[head_dim_qk, head_dim_vo][loader == "gather"])
     need = MASK_REGISTERS if variant and variant.mask else WORKING_REGISTERS
     while fragment_registers(tile, head_dim_vo) + need > tile.consumer_registers:
@@ -118,8 +124,6 @@ def tile_reasons(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> list[str]:
             f"tile.q is {tile.q} and threads {tile.threads}: a consumer warpgroup of 128 threads"
             " owns 64 query rows, and one more warpgroup produces"
         )
-    if tile.ping_pong and consumers != 2:
-        reasons.append(f"ping_pong with {consumers} consumer warpgroups; it takes two")
     if tile.kv % 16 or not 16 <= tile.kv <= 256:
         reasons.append(f"tile.kv is {tile.kv}; wgmma takes multiples of 16 from 16 to 256")
     if tile.stages < 1 or tile.q_stages < 1:

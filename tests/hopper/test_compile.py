@@ -95,7 +95,7 @@ def test_products_have_the_true_width() -> None:
 
 def test_gather_copies_are_plain() -> None:
     """Two copies a row of 256 bytes, whose address comes by shuffle; nothing is predicated."""
-    kernel = build(128, "bf16", "gather", 1, full())
+    kernel = build(128, "bf16", "gather", 3, full())  # queries by cp.async, too
     copies = re.findall(r"^.*LDGSTS.*$", kernel.sass, re.MULTILINE)
     # Q; K; V in the loop and at the end of an item: 128 rows x 2 chunks, 8 rows a pass. The paths
     # of diverged warps repeat some.

@@ -46,7 +46,8 @@ def test_deterministic_and_named() -> None:
 def test_unmasked_kernel_has_no_mask_code_but_for_the_tail() -> None:
     source = text()
     assert "variant_mask" not in source and "apply_hooks" not in source
-    assert source.count("mask_tail(") == 2  # its definition and the prologue
+    assert source.count("mask_keys(") == 2  # its definition and the prologue
+    assert "if (valid_keys < kTileKV) mask_keys(" in source
     assert "step(block, cute::true_type{})" not in source
 
 
@@ -61,7 +62,7 @@ def test_window_masks_both_edges() -> None:
     source = text(variant=causal() & sliding_window())
     assert source.count("step(block, cute::true_type{})") == 2
     assert source.count("step(block, cute::false_type{})") == 1
-    assert "int32_t const window_left = params.window_left;" in source
+    assert "int const begin = own - min(params.window_left, 1 << 30);" in source
 
 
 def test_a_mask_that_is_no_band_is_applied_to_every_block() -> None:

@@ -63,7 +63,6 @@ def test_registers_beyond_the_launch_allocation_are_refused() -> None:
         ({"stages": 3}, "shared memory"),
         ({"stages": 0}, "stages"),
         ({"q_stages": 0}, "q_stages"),
-        ({"threads": 256, "q": 64}, "ping_pong"),
         ({"consumer_registers": 230}, "multiples of 8"),
         ({"kv": 192, "consumer_registers": 160}, "S, P and O"),
     ],

@@ -7,6 +7,12 @@
 
 namespace cute_attn {
 
+CUTE_DEVICE float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Largest score of one of the thread's two rows, in two chains.
 template <int N>
 CUTE_DEVICE float row_top(float const (&score)[N], int row) {
@@ -81,7 +87,7 @@ struct LazySoftmax {
     for (int row = 0; row < 2; ++row) {
       float const sum = quad_sum(row_sum[row]);
       bool const empty = sum == 0.f;
-      inverse[row] = empty ? 0.f : 1.f / sum;
+      inverse[row] = empty ? 0.f : reciprocal_approx(sum);
       lse2[row] = empty ? neg_infinity() : reference[row] + __log2f(sum);
     }
   }

@@ -20,12 +20,16 @@ struct RingPosition {
     return stage > 0 ? RingPosition{stage - 1, parity} : RingPosition{kStages - 1, parity ^ 1};
   }
 
-  CUTE_DEVICE void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
+  CUTE_DEVICE RingPosition next() const {
+    RingPosition position = *this;
+    if (++position.stage == kStages) {
+      position.stage = 0;
+      position.parity ^= 1;
     }
+    return position;
   }
+
+  CUTE_DEVICE void advance() { *this = next(); }
 };
 
 }  // namespace cute_attn
