@@ -93,4 +93,16 @@ struct LazySoftmax {
   }
 };
 
+// Hides the columns of one of the thread's two rows outside [begin, end); both count from the
+// thread's first column of the fragment.
+template <int N>
+CUTE_DEVICE void keep_columns(float (&score)[N], int row, int begin, int end) {
+  CUTE_UNROLL
+  for (int i = 0; i < N / 2; ++i) {
+    int const column = 8 * (i / 2) + i % 2;
+    float& s = score[4 * (i / 2) + 2 * row + i % 2];
+    s = begin <= column && column < end ? s : neg_infinity();
+  }
+}
+
 }  // namespace cute_attn

@@ -32,4 +32,11 @@ struct RingPosition {
   CUTE_DEVICE void advance() { *this = next(); }
 };
 
+// Every consumer warp releases what it has read (a stage, or an item and its Q tile) through its
+// first lane.
+CUTE_DEVICE void release(EmptyBarrier& empty) {
+  __syncwarp();
+  empty.arrive(0u, threadIdx.x % 32 == 0);
+}
+
 }  // namespace cute_attn

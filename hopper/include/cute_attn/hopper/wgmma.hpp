@@ -52,6 +52,12 @@ CUTE_DEVICE void fma_rs(uint32_t const* a, uint64_t b, float (&d)[N], cute::int_
 }
 }  // namespace detail
 
+// The first of this thread's two rows of a fragment, counted over the consumer warpgroups, 64 rows
+// each; the other is eight rows below. Columns: see softmax.hpp.
+CUTE_DEVICE int thread_row(int consumer) {
+  return consumer * 64 + (threadIdx.x / 32 % 4) * 16 + threadIdx.x % 32 / 4;
+}
+
 // Tells the compiler that the fragment's registers belong to the asynchronous product.
 template <int N>
 CUTE_DEVICE void fence_fragment(float (&fragment)[N]) {

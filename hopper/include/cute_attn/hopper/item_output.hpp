@@ -1,0 +1,110 @@
+// The end of an item: its rows go to the output, or to a partial slot if other items share the tile;
+// the block that finishes the last piece of a tile merges them. Packed row r of a tile is token
+// r / group, head r % group of the KV head's group.
+#pragma once
+
+#include <cutlass/arch/barrier.h>
+#include <cute_attn/elements.hpp>
+#include <cute_attn/hopper/output_tile.hpp>
+#include <cute_attn/hopper/wgmma.hpp>
+#include <cute_attn/output.hpp>
+#include <cute_attn/piece_merge.hpp>
+#include <cute_attn/work.hpp>
+
+namespace cute_attn {
+
+// Consumer warpgroups of kWarps warps in all, 64 rows each, write (kTileQ, kColumns) tiles.
+template <class Params, class Element, int kTileQ, int kColumns, int kGroup, int kWarps>
+struct ItemOutput {
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr float kLn2 = 0.6931471805599453f;
+
+  // Where a packed row of the item begins in the output, and its place in lse.
+  CUTE_DEVICE static Element* output_row(Params const& params, Item const& item, int row) {
+    int const packed = item.row_begin + row;
+    int64_t const token = item.request.q_start + packed / kGroup;
+    int64_t const head = item.kv_head * kGroup + packed % kGroup;
+    return params.out + token * params.out_token_stride + head * params.out_head_stride;
+  }
+  CUTE_DEVICE static float& lse_place(Params const& params, Item const& item, int row) {
+    int const packed = item.row_begin + row;
+    int64_t const token = item.request.q_start + packed / kGroup;
+    return params.lse[token * (params.num_kv_heads * kGroup) + item.kv_head * kGroup +
+                      packed % kGroup];
+  }
+
+  // Writes the item's rows: the output, by way of this warp's rows of the Q tile, which it alone has
+  // read; or a partial slot if other items share the tile. out: this thread's part of (64, kColumns).
+  CUTE_DEVICE static void write(Params const& params, Item const& item, int consumer,
+                                Element* q_tile, float const (&out)[kColumns / 2],
+                                float const (&inverse)[2], float const (&lse2)[2]) {
+    bool const whole = item.slot < 0;
+    CUTE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      int const row = thread_row(consumer) + 8 * half;
+      if (row >= item.num_rows) continue;
+      if (!whole) {
+        int64_t const slot_row = int64_t(item.slot) * kTileQ + row;
+        store_partial_row(out, half, inverse[half], params.partial_out + slot_row * kColumns);
+        if (threadIdx.x % 4 == 0) params.partial_lse[slot_row] = lse2[half];
+      } else if (params.lse != nullptr && threadIdx.x % 4 == 0) {
+        lse_place(params, item, row) = lse2[half] * kLn2;
+      }
+    }
+    if (!whole) return;
+    int const first_row = consumer * 64 + (threadIdx.x / 32 % 4) * 16;
+    stage_rows<kTileQ>(out, inverse, q_tile, first_row);
+    copy_rows<kTileQ, kColumns>(q_tile, first_row, item.num_rows,
+                                [&](int row) { return output_row(params, item, row); });
+    cutlass::arch::fence_view_async_shared();  // our writes to the tile before those of the next Q
+  }
+
+  // An item without keys: output 0, lse -inf.
+  CUTE_DEVICE static void write_empty(Params const& params, Item const& item, int consumer) {
+    constexpr int kPieces = kColumns / 8;  // 16 bytes each
+#pragma unroll 1
+    for (int i = consumer * 128 + threadIdx.x % 128; i < item.num_rows * kPieces; i += kThreads) {
+      int const row = i / kPieces, piece = i % kPieces;
+      *reinterpret_cast<uint4*>(output_row(params, item, row) + 8 * piece) =
+          make_uint4(0, 0, 0, 0);
+      if (params.lse != nullptr && piece == 0) lse_place(params, item, row) = neg_infinity();
+    }
+  }
+
+  // All consumers, after the partial result of a piece: those who finished the tile's last piece
+  // merge all of them, in slot order, and write the output. `shared_pieces` is in shared memory,
+  // `barrier` a named barrier of theirs.
+  CUTE_DEVICE static void finish_piece(Params const& params, Item const& item, int consumer,
+                                       PieceSlots& shared_pieces, int barrier) {
+    using Lanes = RowLanes<kColumns>;
+    constexpr int kInFlight = Lanes::kVectors < 4 ? 4 / Lanes::kVectors : 1;  // read together
+    int const thread = consumer * 128 + threadIdx.x % 128;
+    __threadfence();  // our partial result before our arrival
+    cutlass::arch::NamedBarrier::sync(kThreads, barrier);
+    if (thread == 0) shared_pieces = arrive_piece(params.plan, params.arrivals, item);
+    cutlass::arch::NamedBarrier::sync(kThreads, barrier);
+    PieceSlots const pieces = shared_pieces;
+    if (pieces.count == 0) return;
+
+    int const lane = thread % Lanes::kLanes;
+#pragma unroll 1
+    for (int row = thread / Lanes::kLanes; row < item.num_rows; row += kThreads / Lanes::kLanes) {
+      int64_t const first = int64_t(pieces.first) * kTileQ + row;
+      auto const state = merge_row<kInFlight, kTileQ, kColumns>(
+          params.partial_out + first * kColumns + 4 * lane, params.partial_lse + first,
+          pieces.count);
+      Element* const to = output_row(params, item, row) + 4 * lane;
+      CUTE_UNROLL
+      for (int v = 0; v < Lanes::kVectors; ++v) {
+        float4 const value = state.normalised(v);
+        *reinterpret_cast<uint2*>(to + 4 * v * Lanes::kLanes) = make_uint2(
+            pack<Element>(value.x, value.y), pack<Element>(value.z, value.w));
+      }
+      if (params.lse != nullptr && lane == 0) {
+        lse_place(params, item, row) = state.lse2() * kLn2;
+      }
+    }
+  }
+};
+
+}  // namespace cute_attn
