@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from cute_attn.abi import ParameterBlock
+
+_GLUE = "\N{NO-BREAK SPACE}"  # a blank at which no line is broken
 
 
 def cpp_struct(block: ParameterBlock, name: str = "Params") -> str:
-    """The struct and one `static_assert` per field, against the offsets the host packs with."""
+    """The struct, its size and offsets asserted against those the host packs with."""
     width = max(len(f"{f.cpp_type} {f.name};") for f in block.fields)
     lines = [f"struct {name} {{"]
     for f in block.fields:
         declaration = f"{f.cpp_type} {f.name};"
         lines.append(f"  {declaration:<{width}}  // {f.comment}")
     lines.append("};")
-    lines.append(f"static_assert(sizeof({name}) == {block.size});")
-    for f in block.fields:
-        # The front end's own constant offset: NVRTC has no constant `offsetof`, and knows
-        # `__builtin_offsetof` only from some 13.x on.
-        offset = f"__INTADDR__(&(({name}*)0)->{f.name})"
-        lines.append(f"static_assert({offset} == {block.offsets[f.name]});")
-    return "\n".join(lines)
+    # The front end's own constant offset: NVRTC has no constant `offsetof`, and knows
+    # `__builtin_offsetof` only from some 13.x on.
+    lines.append(f"#define OFFSET(field) __INTADDR__(&(({name}*)0)->field)")
+    checks = [f"sizeof({name}) == {block.size}"]
+    checks += [f"OFFSET({f.name}) == {block.offsets[f.name]}" for f in block.fields]
+    start = "static_assert("
+    lines += textwrap.wrap(
+        f"{start}{' && '.join(c.replace(' ', _GLUE) for c in checks)});",
+        width=100,
+        subsequent_indent=" " * len(start),
+        break_long_words=False,
+    )
+    lines.append("#undef OFFSET")
+    return "\n".join(lines).replace(_GLUE, " ")

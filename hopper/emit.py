@@ -104,6 +104,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         paged=spec.loader != "ragged",
         gather=spec.loader == "gather",
         q_tma=q_by_tma(spec),
+        full_barrier="CopiedBarrier" if spec.loader == "gather" else "FullBarrier",
         early_start=tile.q_stages > 1,  # the next item's queries are there when an item ends
         # Which code the variant needs: see `Variant.band_is_mask`.
         transform_scores=bool(variant.logits) or not variant.band_is_mask,

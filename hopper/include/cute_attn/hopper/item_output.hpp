@@ -6,6 +6,7 @@
 #include <cutlass/arch/barrier.h>
 #include <cute_attn/elements.hpp>
 #include <cute_attn/hopper/output_tile.hpp>
+#include <cute_attn/hopper/ring.hpp>
 #include <cute_attn/hopper/wgmma.hpp>
 #include <cute_attn/output.hpp>
 #include <cute_attn/piece_merge.hpp>
@@ -72,17 +73,16 @@ struct ItemOutput {
   }
 
   // All consumers, after the partial result of a piece: those who finished the tile's last piece
-  // merge all of them, in slot order, and write the output. `shared_pieces` is in shared memory,
-  // `barrier` a named barrier of theirs.
+  // merge all of them, in slot order, and write the output. shared_pieces is in shared memory.
   CUTE_DEVICE static void finish_piece(Params const& params, Item const& item, int consumer,
-                                       PieceSlots& shared_pieces, int barrier) {
+                                       PieceSlots& shared_pieces) {
     using Lanes = RowLanes<kColumns>;
     constexpr int kInFlight = Lanes::kVectors < 4 ? 4 / Lanes::kVectors : 1;  // read together
     int const thread = consumer * 128 + threadIdx.x % 128;
     __threadfence();  // our partial result before our arrival
-    cutlass::arch::NamedBarrier::sync(kThreads, barrier);
+    cutlass::arch::NamedBarrier::sync(kThreads, kPieceDone);
     if (thread == 0) shared_pieces = arrive_piece(params.plan, params.arrivals, item);
-    cutlass::arch::NamedBarrier::sync(kThreads, barrier);
+    cutlass::arch::NamedBarrier::sync(kThreads, kPieceDone);
     PieceSlots const pieces = shared_pieces;
     if (pieces.count == 0) return;
 

@@ -1,4 +1,5 @@
-// Rings of shared-memory stages, guarded by a full and an empty mbarrier per stage.
+// Rings of shared-memory stages, guarded by a full and an empty mbarrier per stage, and the named
+// barriers.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -6,7 +7,30 @@
 namespace cute_attn {
 
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;  // counts arrivals and TMA bytes
-using EmptyBarrier = cutlass::arch::ClusterBarrier;            // counts consumer warps
+struct CopiedBarrier : FullBarrier {};               // a full barrier of what cp.async writes
+using EmptyBarrier = cutlass::arch::ClusterBarrier;  // counts consumer warps
+
+// Named barriers of the consumers, numbered from the first one that CUTLASS leaves to its users.
+constexpr int kPieceDone = 0;   // all consumers
+constexpr int kTailZeroed = 1;  // one per warpgroup, 128 threads
+
+// Waits until a stage has landed; `landed`: it is known to have.
+CUTE_DEVICE void wait_full(FullBarrier& full, uint32_t parity, bool landed = false) {
+  if (!landed) full.wait(parity);
+}
+
+// The same, and shows what cp.async wrote to the asynchronous proxy, through which wgmma reads.
+CUTE_DEVICE void wait_full(CopiedBarrier& full, uint32_t parity, bool landed = false) {
+  if (!landed) full.wait(parity);
+  cutlass::arch::fence_view_async_shared();
+}
+
+// Every consumer warp releases what it has read (a stage, or an item and its Q tile) through its
+// first lane.
+CUTE_DEVICE void release(EmptyBarrier& empty) {
+  __syncwarp();
+  empty.arrive(0u, threadIdx.x % 32 == 0);
+}
 
 // A position in a ring: the stage, and the parity of the pass through the ring. A consumer starts
 // at parity 0; a producer waits on the empty barriers with the opposite parity, so that its first
@@ -32,11 +56,25 @@ struct RingPosition {
   CUTE_DEVICE void advance() { *this = next(); }
 };
 
-// Every consumer warp releases what it has read (a stage, or an item and its Q tile) through its
-// first lane.
-CUTE_DEVICE void release(EmptyBarrier& empty) {
-  __syncwarp();
-  empty.arrive(0u, threadIdx.x % 32 == 0);
+// Initialises the barriers of a kernel's shared memory, by one thread: how many arrive at the full
+// barriers of Q, at those of K and V, and at the empty ones.
+template <class Smem>
+CUTE_DEVICE void init_barriers(Smem& smem, int q_full, int kv_full, int empty) {
+  constexpr int kStagesQ = sizeof(smem.q_full) / sizeof(smem.q_full[0]);
+  constexpr int kStages = sizeof(smem.k_full) / sizeof(smem.k_full[0]);
+  CUTE_UNROLL
+  for (int i = 0; i < kStagesQ; ++i) {
+    smem.q_full[i].init(q_full);
+    smem.q_empty[i].init(empty);
+  }
+  CUTE_UNROLL
+  for (int i = 0; i < kStages; ++i) {
+    smem.k_full[i].init(kv_full);
+    smem.v_full[i].init(kv_full);
+    smem.k_empty[i].init(empty);
+    smem.v_empty[i].init(empty);
+  }
+  cutlass::arch::fence_barrier_init();
 }
 
 }  // namespace cute_attn

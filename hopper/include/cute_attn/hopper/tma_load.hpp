@@ -7,6 +7,7 @@
 #include <cute_attn/hopper/ring.hpp>
 #include <cute_attn/hopper/tile_copy.hpp>
 #include <cute_attn/paging.hpp>
+#include <cute_attn/work.hpp>
 
 namespace cute_attn {
 
@@ -17,18 +18,27 @@ struct KVBlock {
   int block;
 };
 
-// Q tile of kRows packed rows, by one thread: a box of kRows / group tokens x group heads x 64
-// columns per chunk lands as packed rows. Rows past the end of the request are other queries, or
-// zeros past the tensor; what becomes of them is not written.
-template <int kRows, int kHeadDim, class Element>
-CUTE_DEVICE void load_queries(cute::TmaDescriptor const& map, int first_head, int token,
+// Publishes an item with its Q tile of kTileQ packed rows, by one thread: a box of kTileQ / kGroup
+// tokens x kGroup heads x 64 columns per chunk lands as packed rows. Rows past the end of the request
+// are other queries, or zeros past the tensor; what becomes of them is not written. An item without
+// rows (the end) or without KV blocks needs no queries.
+template <int kTileQ, int kHeadDim, int kGroup, class Element>
+CUTE_DEVICE void publish_item(cute::TmaDescriptor const& q_map, Item const& item, Item& record,
                               FullBarrier& full, Element* tile) {
-  full.arrive_and_expect_tx(kChunks<kHeadDim> * kRows * 64 * sizeof(Element));  // whole boxes
+  record = item;
+  __threadfence_block();  // the record before the arrival: also for the compiler
+  if (item.num_rows == 0 || item.block_begin == item.block_end) {
+    full.arrive();
+    return;
+  }
+  full.arrive_and_expect_tx(kChunks<kHeadDim> * kTileQ * 64 * sizeof(Element));  // whole boxes
+  int const token = item.request.q_start + item.row_begin / kGroup;
   CUTE_UNROLL
   for (int chunk = 0; chunk < kChunks<kHeadDim>; ++chunk) {
-    cute::SM90_TMA_LOAD_3D::copy(&map, reinterpret_cast<uint64_t*>(&full),
+    cute::SM90_TMA_LOAD_3D::copy(&q_map, reinterpret_cast<uint64_t*>(&full),
                                  static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
-                                 tile + chunk * kRows * 64, chunk * 64, first_head, token);
+                                 tile + chunk * kTileQ * 64, chunk * 64, item.kv_head * kGroup,
+                                 token);
   }
 }
 

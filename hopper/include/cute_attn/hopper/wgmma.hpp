@@ -8,6 +8,7 @@
 #include <cute/arch/mma_sm90_gmma.hpp>
 #include <cute/arch/util.hpp>
 #include <cute/numeric/integer_sequence.hpp>
+#include <cute_attn/elements.hpp>
 
 namespace cute_attn {
 
@@ -56,6 +57,13 @@ CUTE_DEVICE void fma_rs(uint32_t const* a, uint64_t b, float (&d)[N], cute::int_
 // each; the other is eight rows below. Columns: see softmax.hpp.
 CUTE_DEVICE int thread_row(int consumer) {
   return consumer * 64 + (threadIdx.x / 32 % 4) * 16 + threadIdx.x % 32 / 4;
+}
+
+// Probabilities as the A operand of P V (no movement between lanes, see softmax.hpp).
+template <class Element, int N>
+CUTE_DEVICE void pack_probabilities(float const (&score)[N], uint32_t (&p)[N / 2]) {
+  CUTE_UNROLL
+  for (int i = 0; i < N / 2; ++i) p[i] = pack<Element>(score[2 * i], score[2 * i + 1]);
 }
 
 // Tells the compiler that the fragment's registers belong to the asynchronous product.
