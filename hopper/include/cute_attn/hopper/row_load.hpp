@@ -18,10 +18,11 @@ struct QueryRows {
     return params.q + token * params.q_token_stride + head * params.q_head_stride;
   }
 
-  // By any number of threads; rows past the end become zero.
+  // By any number of threads; rows past the end become zero. An item without KV blocks needs none.
   CUTE_DEVICE static void load(Params const& params, Item const& item, Element* tile, int thread,
                                int threads) {
     constexpr int kPieces = kColumns / 8;  // 16-byte pieces of a row
+    if (item.block_begin == item.block_end) return;
 #pragma unroll 1  // few registers: the copies are asynchronous anyway
     for (int i = thread; i < kTileQ * kPieces; i += threads) {
       int const at = i / kPieces, piece = i % kPieces;
