@@ -93,8 +93,16 @@ struct LazySoftmax {
   }
 };
 
+// Calls f(score, column) for the scores of one of the thread's two rows; columns count from the
+// thread's first one.
+template <int N, class F>
+CUTE_DEVICE void for_each_score(float (&score)[N], int row, F f) {
+  CUTE_UNROLL
+  for (int i = 0; i < N / 2; ++i) f(score[4 * (i / 2) + 2 * row + i % 2], 8 * (i / 2) + i % 2);
+}
+
 // Hides the columns of one of the thread's two rows outside [begin, end); both count from the
-// thread's first column of the fragment.
+// thread's first column.
 template <int N>
 CUTE_DEVICE void keep_columns(float (&score)[N], int row, int begin, int end) {
   CUTE_UNROLL

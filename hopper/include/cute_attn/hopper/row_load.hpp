@@ -46,14 +46,19 @@ struct QueryRows {
   }
 };
 
-// Where the rows of a request's KV blocks lie whose addresses this thread computes (RowCopy: kOwn of
+// The rows of a request's KV blocks whose pages and addresses this thread looks up (RowCopy: kOwn of
 // the kTileKV rows of a block). Keys past the end of the request repeat its last one: the consumers
 // mask them in K and zero them in V.
-template <class Rows, int kTileKV>
+template <class Params, class Rows, int kTileKV>
 struct PagedRows {
-  PageDivider divider;
-  int const* page_table;
+  Params const& params;
   int thread;
+  PageDivider divider;
+
+  CUTE_DEVICE PagedRows(Params const& params, int thread)
+      : params(params),
+        thread(thread),
+        divider{params.page_size, params.page_magic, params.page_shift} {}
 
   CUTE_DEVICE int own_key(Request const& request, int block, int i) const {
     return max(min(block * kTileKV + Rows::own_row(i, thread), request.kv_len - 1), 0);
@@ -64,21 +69,12 @@ struct PagedRows {
     CUTE_UNROLL
     for (int i = 0; i < Rows::kOwn; ++i) {
       int const page = divider.page_of(own_key(request, block, i));
-      pages[i] = page_table[request.kv_start + page];
+      pages[i] = params.page_table[request.kv_start + page];
     }
   }
 
-  // Where the own rows of a block begin; `head` is the KV head's part of a pool, strides in elements.
-  template <class Element>
-  CUTE_DEVICE void locate(Request const& request, int block, int const (&pages)[Rows::kOwn],
-                          Element const* head, int64_t page_stride, int64_t token_stride,
-                          Element const* (&own)[Rows::kOwn]) const {
-    CUTE_UNROLL
-    for (int i = 0; i < Rows::kOwn; ++i) {
-      int const key = own_key(request, block, i);
-      int const row = divider.row_in_page(key, divider.page_of(key));
-      own[i] = head + (pages[i] * page_stride + row * token_stride);
-    }
+  CUTE_DEVICE int row_in_page(int key) const {
+    return divider.row_in_page(key, divider.page_of(key));
   }
 };
 
