@@ -19,15 +19,15 @@ def cpp_struct(block: ParameterBlock, name: str = "Params") -> str:
     lines.append("};")
     # The front end's own constant offset: NVRTC has no constant `offsetof`, and knows
     # `__builtin_offsetof` only from some 13.x on.
-    lines.append(f"#define OFFSET(field) __INTADDR__(&(({name}*)0)->field)")
+    lines.append(f"#define AT(field) __INTADDR__(&(({name}*)0)->field)")
     checks = [f"sizeof({name}) == {block.size}"]
-    checks += [f"OFFSET({f.name}) == {block.offsets[f.name]}" for f in block.fields]
+    checks += [f"AT({f.name}) == {block.offsets[f.name]}" for f in block.fields]
     start = "static_assert("
     lines += textwrap.wrap(
-        f"{start}{' && '.join(c.replace(' ', _GLUE) for c in checks)});",
+        f"{start}{' && '.join(checks)});".replace(" ", _GLUE).replace(f"&&{_GLUE}", "&& "),
         width=100,
         subsequent_indent=" " * len(start),
         break_long_words=False,
     )
-    lines.append("#undef OFFSET")
+    lines.append("#undef AT")
     return "\n".join(lines).replace(_GLUE, " ")

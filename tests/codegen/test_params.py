@@ -60,8 +60,9 @@ def test_struct_shows_shapes_and_asserts_every_field() -> None:
     block = attention_params(tma=False, paged=True, variant=causal())
     text = cpp_struct(block)
     assert "Element const* q;" in text and "// (q_tokens, qo_heads, head_dim_qk)" in text
-    asserted = re.findall(r"static_assert\(.*\b(\w+)\) == \d+\);", text)[1:]  # after sizeof
-    assert asserted == [f.name for f in block.fields]
+    asserted = re.findall(r"AT\((\w+)\) == (\d+)", text)
+    assert asserted == [(f.name, str(block.offsets[f.name])) for f in block.fields]
+    assert f"static_assert(sizeof(Params) == {block.size} &&" in text
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 3, 5, 7, 16, 17, 48, 64, 100, 1000, 4096, 65535])

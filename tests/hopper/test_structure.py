@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,16 @@ def even_keys() -> Variant:
     """A mask that is no band: it decides in every KV block."""
     hook = Hook("even", "kv_idx % 2 == 0", lambda b, h, q, kv, **_: np.asarray(kv) % 2 == 0)
     return Variant("even", mask=hook, band_is_mask=False)
+
+
+VARIANTS = (
+    full(),
+    causal(),
+    causal() & sliding_window(),
+    causal() & soft_cap(),
+    causal() & sliding_window() & soft_cap(),
+    even_keys(),
+)
 
 
 def test_deterministic_and_named() -> None:
@@ -78,33 +90,34 @@ def test_logits_hook_only_where_the_variant_has_one() -> None:
 
 def test_loaders_print_only_their_own_producer() -> None:
     ragged, paged, gather = (text(loader=name) for name in ("ragged", "paged", "gather"))
-    assert "page_table" not in ragged and "PageDivider" not in ragged
-    assert "SM90_TMA_LOAD_4D" in ragged and "SM90_TMA_LOAD_4D" in paged
-    assert "SM90_TMA_LOAD_4D" not in gather and "tensor_map" not in gather
-    assert "page_table" in paged and "page_table" in gather
+    assert "page_table" not in ragged and "page_size" not in ragged
+    loads = {"load_block<": ragged, "load_pages<": paged, "RowsK::copy(": gather}
+    for load, owner in loads.items():
+        assert [load in source for source in (ragged, paged, gather)] == [
+            source is owner for source in (ragged, paged, gather)
+        ]
+    assert "k_map" not in gather and "page_table" in paged and "page_table" in gather
 
 
 def test_gather_producers_wait_for_free_stages_only() -> None:
     source = text(loader="gather", group=3)  # a group whose queries come by cp.async, too
-    producers = source[source.index("void produce_items") : source.index("void wait_full")]
+    producers = source[source.index("void produce_items") : source.index("void start_item")]
     # A copy is waited for once, at the end of each role; it reports to the full barriers itself.
     assert producers.count("cp_async_wait<0>()") == 2 and "cp_async_fence" not in producers
     assert producers.count("_empty[") == 3 and "_full[" in producers
     assert producers.count("arrive_when_copied(smem.") == 3
     # The item record is stored, not copied: one ordinary arrival after it, and one counted for it.
     assert producers.index("smem.item[") < producers.index(".arrive();")
-    assert "q_full[i].init(kCopyThreads + 1)" in source
-    assert "k_full[i].init(kCopyThreads)" in source and "v_full[i].init(kCopyThreads)" in source
+    assert "init_barriers(smem, kCopyThreads + 1, kCopyThreads, kConsumerWarps);" in source
 
 
 def test_consumers_fence_what_cp_async_wrote() -> None:
-    for loader, fences in (("ragged", 0), ("paged", 0), ("gather", 1)):
+    """`wait_full` of a CopiedBarrier fences, and every full barrier is waited for through it."""
+    for loader, barrier in (("ragged", "Full"), ("paged", "Full"), ("gather", "Copied")):
         source = text(loader=loader)
-        wait_full = source[source.index("void wait_full") :].split("}", 1)[0]
-        assert wait_full.count("fence_view_async_shared") == fences
-        # Every full barrier is waited for through it.
-        assert source.count("_full[") > 0 and "_full[k_ring.stage].wait(" not in source
-        assert "_full[q_ring.stage].wait(" not in source
+        declared = re.findall(r"(\w+)Barrier \w_full\[", source)
+        assert declared == [barrier] * 3
+        assert not re.search(r"_full\[[^\]]*\]\.wait\(", source)
 
 
 @pytest.mark.parametrize("loader", ["ragged", "paged", "gather"])
@@ -113,9 +126,9 @@ def test_queries_of_whole_tokens_come_by_tma(group: int, loader: str) -> None:
     """One thread publishes an item, and nothing is left of the copies row by row."""
     kernel = hopper.emit(spec(loader=loader, group=group))
     source = kernel.text
-    assert source.count("publish_item(") == 2  # its definition and one call
-    assert "load_q" not in source and "params.q +" not in source
-    assert "smem.q_full[i].init(1);" in source
+    assert source.count("if (lane == 0) {\n      publish_item<") == 1
+    assert "QueryRows" not in source and "params.q +" not in source
+    assert "init_barriers(smem, 1, " in source
     assert "cute::prefetch_tma_descriptor(&params.q_map);" in source
     offsets = kernel.params.offsets
     assert offsets["q_map"] % 128 == 0
@@ -128,8 +141,8 @@ def test_queries_of_other_groups_come_row_by_row(group: int, loader: str) -> Non
     kernel = hopper.emit(spec(loader=loader, group=group))
     source = kernel.text
     assert "q_map" not in source and "publish_item" not in source
-    assert source.count("params.q + token * params.q_token_stride") == 1
-    assert "smem.q_full[i].init(1);" not in source
+    assert source.count("Queries::load") == 1
+    assert "init_barriers(smem, 1, " not in source
     assert {"q", "q_token_stride", "q_head_stride"} <= set(kernel.params.offsets)
 
 
@@ -152,10 +165,25 @@ def test_only_unusual_widths_need_the_large_mma_header() -> None:
     assert f"{switch}  // tile_kv 112:" in text(192)
 
 
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
+@pytest.mark.parametrize("loader", ["ragged", "paged", "gather"])
+@pytest.mark.parametrize("dims", hopper.head_dims())
+def test_a_kernel_is_read_in_one_sitting(
+    dims: tuple[int, int], loader: str, variant: Variant
+) -> None:
+    """Under 400 lines, each role a screen: mechanics belong in the headers."""
+    for group in (1, 3, 4):
+        lines = text(dims[0], loader, variant, group=group, head_dim_vo=dims[1]).splitlines()
+        assert len(lines) < 400
+        for role, limit in (("produce_items", 25), ("produce_kv", 65), ("compute_tile", 120)):
+            begin = next(i for i, line in enumerate(lines) if f"CUTE_DEVICE void {role}(" in line)
+            assert lines[begin:].index("}") < limit, role
+
+
 def test_parameter_struct_matches_the_block() -> None:
     kernel = hopper.emit(spec(loader="paged", variant=causal() & sliding_window() & soft_cap()))
     for name, offset in kernel.params.offsets.items():
-        assert f"->{name}) == {offset});" in kernel.text
+        assert f"AT({name}) == {offset}" in kernel.text
 
 
 def test_unsupported_specs_say_why() -> None:

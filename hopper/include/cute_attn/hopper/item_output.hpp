@@ -1,6 +1,6 @@
-// The end of an item: its rows go to the output, or to a partial slot if other items share the tile;
-// the block that finishes the last piece of a tile merges them. Packed row r of a tile is token
-// r / group, head r % group of the KV head's group.
+// The end of an item: its rows go to the output, or to a partial slot if other items share the
+// tile; the block that finishes the last piece of a tile merges them. Packed row r of a tile is
+// token r / group, head r % group of the KV head's group.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -30,12 +30,13 @@ struct ItemOutput {
   CUTE_DEVICE static float& lse_place(Params const& params, Item const& item, int row) {
     int const packed = item.row_begin + row;
     int64_t const token = item.request.q_start + packed / kGroup;
-    return params.lse[token * (params.num_kv_heads * kGroup) + item.kv_head * kGroup +
-                      packed % kGroup];
+    return params
+        .lse[token * (params.num_kv_heads * kGroup) + item.kv_head * kGroup + packed % kGroup];
   }
 
-  // Writes the item's rows: the output, by way of this warp's rows of the Q tile, which it alone has
-  // read; or a partial slot if other items share the tile. out: this thread's part of (64, kColumns).
+  // Writes the item's rows: the output, by way of this warp's rows of the Q tile, which it alone
+  // has read; or a partial slot if other items share the tile. out: this thread's part of (64,
+  // kColumns).
   CUTE_DEVICE static void write(Params const& params, Item const& item, int consumer,
                                 Element* q_tile, float const (&out)[kColumns / 2],
                                 float const (&inverse)[2], float const (&lse2)[2]) {
@@ -66,8 +67,7 @@ struct ItemOutput {
 #pragma unroll 1
     for (int i = consumer * 128 + threadIdx.x % 128; i < item.num_rows * kPieces; i += kThreads) {
       int const row = i / kPieces, piece = i % kPieces;
-      *reinterpret_cast<uint4*>(output_row(params, item, row) + 8 * piece) =
-          make_uint4(0, 0, 0, 0);
+      *reinterpret_cast<uint4*>(output_row(params, item, row) + 8 * piece) = make_uint4(0, 0, 0, 0);
       if (params.lse != nullptr && piece == 0) lse_place(params, item, row) = neg_infinity();
     }
   }
@@ -90,15 +90,15 @@ struct ItemOutput {
 #pragma unroll 1
     for (int row = thread / Lanes::kLanes; row < item.num_rows; row += kThreads / Lanes::kLanes) {
       int64_t const first = int64_t(pieces.first) * kTileQ + row;
-      auto const state = merge_row<kInFlight, kTileQ, kColumns>(
-          params.partial_out + first * kColumns + 4 * lane, params.partial_lse + first,
-          pieces.count);
+      auto const state =
+          merge_row<kInFlight, kTileQ, kColumns>(params.partial_out + first * kColumns + 4 * lane,
+                                                 params.partial_lse + first, pieces.count);
       Element* const to = output_row(params, item, row) + 4 * lane;
       CUTE_UNROLL
       for (int v = 0; v < Lanes::kVectors; ++v) {
         float4 const value = state.normalised(v);
-        *reinterpret_cast<uint2*>(to + 4 * v * Lanes::kLanes) = make_uint2(
-            pack<Element>(value.x, value.y), pack<Element>(value.z, value.w));
+        *reinterpret_cast<uint2*>(to + 4 * v * Lanes::kLanes) =
+            make_uint2(pack<Element>(value.x, value.y), pack<Element>(value.z, value.w));
       }
       if (params.lse != nullptr && lane == 0) {
         lse_place(params, item, row) = state.lse2() * kLn2;

@@ -1,5 +1,5 @@
-// Tiles by cp.async, row by row from anywhere in global memory: packed query rows that are no TMA box,
-// and KV rows through a page table of any page size.
+// Tiles by cp.async, row by row from anywhere in global memory: packed query rows that are no TMA
+// box, and KV rows through a page table of any page size.
 #pragma once
 
 #include <cute_attn/hopper/tile_copy.hpp>
@@ -46,9 +46,9 @@ struct QueryRows {
   }
 };
 
-// The rows of a request's KV blocks whose pages and addresses this thread looks up (RowCopy: kOwn of
-// the kTileKV rows of a block). Keys past the end of the request repeat its last one: the consumers
-// mask them in K and zero them in V.
+// The rows of a request's KV blocks whose pages and addresses this thread looks up (RowCopy: kOwn
+// of the kTileKV rows of a block). Keys past the end of the request repeat its last one: the
+// consumers mask them in K and zero them in V.
 template <class Params, class Rows, int kTileKV>
 struct PagedRows {
   Params const& params;

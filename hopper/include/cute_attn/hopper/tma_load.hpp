@@ -1,5 +1,5 @@
-// Tiles by TMA: boxes of up to 256 rows x 64 columns, one or more per chunk of the tile (layout: see
-// wgmma.hpp). The full barrier counts the bytes of whole boxes, padding and zeros included.
+// Tiles by TMA: boxes of up to 256 rows x 64 columns, one or more per chunk of the tile (layout:
+// see wgmma.hpp). The full barrier counts the bytes of whole boxes, padding and zeros included.
 #pragma once
 
 #include <cute/arch/copy_sm90_desc.hpp>
@@ -19,9 +19,9 @@ struct KVBlock {
 };
 
 // Publishes an item with its Q tile of kTileQ packed rows, by one thread: a box of kTileQ / kGroup
-// tokens x kGroup heads x 64 columns per chunk lands as packed rows. Rows past the end of the request
-// are other queries, or zeros past the tensor; what becomes of them is not written. An item without
-// rows (the end) or without KV blocks needs no queries.
+// tokens x kGroup heads x 64 columns per chunk lands as packed rows. Rows past the end of the
+// request are other queries, or zeros past the tensor; what becomes of them is not written. An item
+// without rows (the end) or without KV blocks needs no queries.
 template <int kTileQ, int kHeadDim, int kGroup, class Element>
 CUTE_DEVICE void publish_item(cute::TmaDescriptor const& q_map, Item const& item, Item& record,
                               FullBarrier& full, Element* tile) {
@@ -72,11 +72,10 @@ CUTE_DEVICE void load_pages(Params const& params, cute::TmaDescriptor const& map
     int const page = divider.page_of(token);
     int const pool_page =
         token < from.kv_len ? params.page_table[from.kv_start + page] : params.num_pages;
-    cute::SM90_TMA_LOAD_4D::copy(
-        &map, reinterpret_cast<uint64_t*>(&full),
-        static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
-        tile + chunk * kRows * 64 + row * 64, chunk * 64, divider.row_in_page(token, page),
-        from.kv_head, pool_page);
+    cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
+                                 static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
+                                 tile + chunk * kRows * 64 + row * 64, chunk * 64,
+                                 divider.row_in_page(token, page), from.kv_head, pool_page);
   }
 }
 
