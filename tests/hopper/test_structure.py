@@ -91,7 +91,7 @@ def test_logits_hook_only_where_the_variant_has_one() -> None:
 def test_loaders_print_only_their_own_producer() -> None:
     ragged, paged, gather = (text(loader=name) for name in ("ragged", "paged", "gather"))
     assert "page_table" not in ragged and "page_size" not in ragged
-    loads = {"load_block<": ragged, "load_pages<": paged, "RowsK::copy(": gather}
+    loads = {"ContiguousBlock": ragged, "PagedBlock": paged, "RowsK::copy(": gather}
     for load, owner in loads.items():
         assert [load in source for source in (ragged, paged, gather)] == [
             source is owner for source in (ragged, paged, gather)
@@ -126,7 +126,7 @@ def test_queries_of_whole_tokens_come_by_tma(group: int, loader: str) -> None:
     """One thread publishes an item, and nothing is left of the copies row by row."""
     kernel = hopper.emit(spec(loader=loader, group=group))
     source = kernel.text
-    assert source.count("if (lane == 0) {\n      publish_item<") == 1
+    assert source.count("if (cute::elect_one_sync()) {\n      publish_item<") == 1
     assert "QueryRows" not in source and "params.q +" not in source
     assert "init_barriers(smem, 1, " in source
     assert "cute::prefetch_tma_descriptor(&params.q_map);" in source

@@ -2,20 +2,46 @@
 // see wgmma.hpp). The full barrier counts the bytes of whole boxes, padding and zeros included.
 #pragma once
 
+#include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <cute_attn/hopper/ring.hpp>
 #include <cute_attn/hopper/tile_copy.hpp>
+#include <cute_attn/hopper/wgmma.hpp>
 #include <cute_attn/paging.hpp>
 #include <cute_attn/work.hpp>
 
 namespace cute_attn {
 
-// A KV block of a request and KV head.
-struct KVBlock {
-  int kv_start, kv_len;  // of the request
+// Where a KV block of contiguous rows lies.
+struct ContiguousBlock {
   int kv_head;
-  int block;
+  int row;  // first one
+
+  template <int kRows, class Params>
+  CUTE_DEVICE static ContiguousBlock locate(Params const&, Item const& item, int block, int) {
+    return {item.kv_head, item.request.kv_start + block * kRows};
+  }
+};
+
+// Where a KV block lies in the pages of a pool: lane i holds it for box i of params.box_rows rows.
+struct PagedBlock {
+  int kv_head;
+  int page;  // in the pool
+  int row;   // in the page
+
+  // Boxes past the request's last page point past the pool, where TMA fills with zeros.
+  template <int kRows, class Params>
+  CUTE_DEVICE static PagedBlock locate(Params const& params, Item const& item, int block,
+                                       int lane) {
+    PageDivider const divider{params.page_size, params.page_magic, params.page_shift};
+    int const token = block * kRows + lane * params.box_rows;
+    int const page = divider.page_of(token);
+    bool const inside = token < item.request.kv_len;
+    return {item.kv_head,
+            inside ? params.page_table[item.request.kv_start + page] : params.num_pages,
+            divider.row_in_page(token, page)};
+  }
 };
 
 // Publishes an item with its Q tile of kTileQ packed rows, by one thread: a box of kTileQ / kGroup
@@ -42,40 +68,41 @@ CUTE_DEVICE void publish_item(cute::TmaDescriptor const& q_map, Item const& item
   }
 }
 
-// One K or V block of kRows contiguous rows: a box of kRows rows x 64 columns per chunk, one lane.
-template <int kRows, int kHeadDim, class Element>
-CUTE_DEVICE void load_block(cute::TmaDescriptor const& map, KVBlock const& from, FullBarrier& full,
-                            Element* tile, int lane) {
-  if (lane != 0) return;
+// One K or V block of contiguous rows: a box of kRows rows x 64 columns per chunk, one lane.
+template <int kRows, int kHeadDim, class Params, class Element>
+CUTE_DEVICE void load_block(Params const&, cute::TmaDescriptor const& map,
+                            ContiguousBlock const& from, FullBarrier& full, Element* tile,
+                            int lane) {
+  if (!cute::elect_one_sync()) return;
   full.arrive_and_expect_tx(kRows * kChunks<kHeadDim> * 64 * sizeof(Element));
   CUTE_UNROLL
   for (int chunk = 0; chunk < kChunks<kHeadDim>; ++chunk) {
     cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
                                  static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
-                                 tile + chunk * kRows * 64, chunk * 64,
-                                 from.kv_start + from.block * kRows, from.kv_head, 0);
+                                 tile + chunk * kRows * 64, chunk * 64, from.row, from.kv_head, 0);
   }
 }
 
-// One K or V block through the page table: boxes of params.box_rows rows x 64 columns, one lane per
-// box. Boxes past the request's last page point past the pool, where TMA fills with zeros.
+// One K or V block in pages: boxes of params.box_rows rows x 64 columns. One lane issues them all:
+// with the same coordinates in all lanes an issue takes a few instructions, with different ones a
+// loop over lanes.
 template <int kRows, int kHeadDim, class Params, class Element>
-CUTE_DEVICE void load_pages(Params const& params, cute::TmaDescriptor const& map,
-                            KVBlock const& from, FullBarrier& full, Element* tile, int lane) {
-  PageDivider const divider{params.page_size, params.page_magic, params.page_shift};
-  if (lane == 0) full.arrive_and_expect_tx(kRows * kChunks<kHeadDim> * 64 * sizeof(Element));
-  __syncwarp();
-  int const boxes = kRows / params.box_rows;
-  for (int i = lane; i < boxes * kChunks<kHeadDim>; i += 32) {
-    int const chunk = i / boxes, row = (i - chunk * boxes) * params.box_rows;
-    int const token = from.block * kRows + row;
-    int const page = divider.page_of(token);
-    int const pool_page =
-        token < from.kv_len ? params.page_table[from.kv_start + page] : params.num_pages;
-    cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
-                                 static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
-                                 tile + chunk * kRows * 64 + row * 64, chunk * 64,
-                                 divider.row_in_page(token, page), from.kv_head, pool_page);
+CUTE_DEVICE void load_block(Params const& params, cute::TmaDescriptor const& map,
+                            PagedBlock const& from, FullBarrier& full, Element* tile, int lane) {
+  if (cute::elect_one_sync()) {
+    full.arrive_and_expect_tx(kRows * kChunks<kHeadDim> * 64 * sizeof(Element));
+  }
+#pragma unroll 2
+  for (int box = 0; box * params.box_rows < kRows; ++box) {
+    int const page = warp_uniform(from.page, box), row = warp_uniform(from.row, box);
+    if (!cute::elect_one_sync()) continue;
+    CUTE_UNROLL
+    for (int chunk = 0; chunk < kChunks<kHeadDim>; ++chunk) {
+      cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
+                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
+                                   tile + (chunk * kRows + box * params.box_rows) * 64, chunk * 64,
+                                   row, from.kv_head, page);
+    }
   }
 }
 
