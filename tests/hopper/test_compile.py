@@ -77,8 +77,9 @@ def test_matrix_compiles_clean(case: tuple[Dims, str, str, int, Variant]) -> Non
 def test_sass_is_what_was_meant() -> None:
     kernel = build(128, "bf16", "ragged", 1, full())
     opcodes = count_opcodes(kernel.sass)
-    # QK in the prologue and in the step, PV in the step and in the epilogue: 8 k-steps of 16 each.
-    assert opcodes["HGMMA"] == 4 * 8
+    # QK before the first item, in the step, for the next item and after an item without keys; PV in
+    # the step and in the epilogue: 8 k-steps of 16 each.
+    assert opcodes["HGMMA"] == 6 * 8
     assert "HMMA" not in opcodes
     assert opcodes["UTMALDG"] > 0 and "LDGSTS" not in opcodes  # Q, K and V by TMA
     assert opcodes["USETMAXREG"] == 2
@@ -89,8 +90,8 @@ def test_products_have_the_true_width() -> None:
     """80: five k-steps of QK and a PV of 80 columns; only shared memory is padded."""
     sass = build(80, "fp16", "gather", 1, full()).sass
     widths = Counter(re.findall(r"HGMMA\.64x(\d+)x16", sass))
-    # In the prologue and in the step, in the step and in the epilogue: 128 keys.
-    assert widths == {"128": 2 * 80 // 16, "80": 2 * 128 // 16}
+    # QK four times, PV in the step and in the epilogue: 128 keys.
+    assert widths == {"128": 4 * 80 // 16, "80": 2 * 128 // 16}
 
 
 def test_gather_copies_are_plain() -> None:
