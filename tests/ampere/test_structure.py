@@ -118,7 +118,8 @@ def test_header_and_constants_say_what_was_asked_for(schedule: str, head_dim: in
 def test_text_is_tidy(schedule: str, variant, loader: str) -> None:  # type: ignore[no-untyped-def]
     text = text_of(make_spec(schedule, variant=variant, loader=loader))
     assert max(map(len, text.splitlines())) <= 100 + len(make_spec().name)
-    assert "\n\n\n" not in text and "#if" not in text and "#define" not in text
+    assert "\n\n\n" not in text and "#if" not in text
+    assert re.findall(r"#define (\w+)", text) == ["AT"]  # of the parameters' offsets
     assert not re.search(r"[ \t]\n", text)
     assert text.count("__global__") == 1
 
