@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -69,8 +70,8 @@ BATCHES: dict[str, Requests] = {
     # Few tiles: nearly all are split over several blocks, whose last one merges the pieces.
     "split": [(64, 5000), (17, 3000), (1, 0), (0, 17), (129, 700)],
     "mixed": [(1, 5000), (129, 1024), (0, 17), (1, 1), (97, 97), (17, 2), (1, 129), (5, 900)],
-    # Rounds of whole tiles, then a line that is cut in pieces.
-    "rounds": [
+    # Several tiles per block, cut where one block's share of the keys ends.
+    "line": [
         (600, 600), (400, 1500), (129, 1024), (300, 300), (97, 97), (64, 2900), (1, 5000),
         (1, 129), (5, 900), (0, 17), (17, 2), (1, 0), (200, 200),
     ],
@@ -91,7 +92,7 @@ class Runs:
     """
 
     def __init__(self, case: Case, batch: Batch, at_once: int = 1) -> None:
-        options = {
+        options: dict[str, Any] = {
             "head_dim_vo": case.family.head_dim_vo,
             "dtype": DTYPES[case.family.dtype],
             "variant": variant_of(case.variant),
@@ -117,12 +118,13 @@ class Runs:
     def lse(self) -> torch.Tensor:
         return self._lses[0]
 
-    def launch(self) -> None:
+    def launch(self, *, poison: bool = True) -> None:
         """Poisons outputs and partial results (not the counters, which are zero between launches),
         and launches `at_once` times."""
-        self._outs.fill_(math.nan)
-        self._lses.fill_(math.nan)
-        self._workspace[ARRIVALS_BYTES:].fill_(0xFF)
+        if poison:
+            self._outs.fill_(math.nan)
+            self._lses.fill_(math.nan)
+            self._workspace[ARRIVALS_BYTES:].fill_(0xFF)
         for out, lse in zip(self._outs, self._lses, strict=True):
             self.wrapper.run(self._batch.q, *self._batch.kv, out=out, lse=lse)
 

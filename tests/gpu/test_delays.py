@@ -51,7 +51,8 @@ def test_delays_change_no_bit(
         patch.setattr(dispatch, "choose", choose_delayed)
         delayed = Runs(case, batch)
     (kernel,) = delayed.wrapper.kernels
-    assert kernel.spec == replace(plain.wrapper.kernels[0].spec, delays=True)
+    spec = plain.wrapper.kernels[0].spec
+    assert spec is not None and kernel.spec == replace(spec, delays=True)
     plan, same = plain.wrapper.last_plan, delayed.wrapper.last_plan
     assert plan is not None and same is not None and (plan.buffer == same.buffer).all()
     blocks = len(plan.block_costs)

@@ -23,10 +23,10 @@ def test_a_thousand_launches_give_the_same_bits(
 ) -> None:
     if arch != "sm_90a":
         pytest.skip(f"hopper_tile is for sm_90a; this is {arch}")
-    batch = make_batch(case, device, requests=BATCHES["rounds"])
+    batch = make_batch(case, device, requests=BATCHES["line"])
     runs = Runs(case, batch, AT_ONCE)
     plan = runs.wrapper.last_plan
-    assert plan is not None and plan.num_whole_tiles > 0 and plan.num_split_tiles > 0
+    assert plan is not None and plan.num_split_tiles > 0
     runs.launch()
     out, lse = runs.out.clone(), runs.lse.clone()
     assert out.isfinite().all() and not lse.isnan().any()
