@@ -40,7 +40,7 @@ def attention(group: int, device: torch.device) -> BatchAttention:
 def make(
     group: int, requests: list[tuple[int, int]], device: torch.device, **changes: object
 ) -> Batch:
-    case = replace(serving_case(), family=Family("bf16", DIM, group), page_size=0, table="ragged")
+    case = replace(serving_case(), family=Family("bf16", DIM, group, DIM), page_size=0, table="ragged")
     if changes.get("page_size"):
         changes["table"] = "csr"
     return make_batch(replace(case, **changes), device, requests=requests)  # type: ignore[arg-type]  # fields of Case

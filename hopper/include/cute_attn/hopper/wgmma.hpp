@@ -12,8 +12,10 @@
 namespace cute_attn {
 
 // Tells the compiler that a value is the same in all lanes: descriptors that depend on it are then
-// computed once per warp, in uniform registers.
-CUTE_DEVICE int warp_uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+// computed once per warp, in uniform registers. Or takes the value of one lane for all.
+CUTE_DEVICE int warp_uniform(int value, int lane = 0) {
+  return __shfl_sync(0xffffffffu, value, lane);
+}
 
 // A swizzled operand in shared memory: the low word of its descriptor (address / 16, and in the upper
 // half the distance between 64-column chunks, which is only read for MN-major operands). The high
