@@ -86,6 +86,6 @@ def test_products_still_overlap_and_the_arithmetic_is_the_same() -> None:
     kernel = build(replace(plain, delays=True))
     assert kernel.resources.performance_warnings == ()
     with_them, without = count_opcodes(kernel.sass), count_opcodes(build(plain).sass)
-    assert with_them["NANOSLEEP"] >= 30 and without["NANOSLEEP"] == 0
+    assert with_them["NANOSLEEP"] >= without["NANOSLEEP"] + 30  # barrier loops have some, too
     for name in ("HGMMA", "FFMA", "FMUL", "FADD", "FMNMX", "MUFU", "F2FP"):
         assert with_them[name] == without[name], name
