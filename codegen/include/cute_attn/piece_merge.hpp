@@ -33,9 +33,9 @@ struct RowLanes {
   static constexpr int kVectors = kRowVectors / kLanes;               // float4 per thread
 };
 
-// Adds the partial results of kRows rows that are kRowStep apart, in slot order; kInFlight of each are
-// read together. `out` points at this thread's first element of the first row in slot 0, `lse2` at
-// the row's value there.
+// Adds the partial results of kRows rows that are kRowStep apart, in slot order; kInFlight of each
+// are read together. `out` points at this thread's first element of the first row in slot 0, `lse2`
+// at the row's value there.
 template <int kRows, int kRowStep, int kInFlight, int kSlotRows, int kHeadDim>
 CUTE_DEVICE void merge_rows(float const* out, float const* lse2, int count,
                             MergeState<RowLanes<kHeadDim>::kVectors> (&state)[kRows]) {

@@ -1,6 +1,6 @@
 // Online softmax whose reference follows the running maximum only when it must, so that a step has
-// neither shuffles nor a rescale of the output as long as no score stands out (the idea: Dao et al.,
-// FlashAttention-4, 2026). Fragment layout: see softmax.hpp.
+// neither shuffles nor a rescale of the output as long as no score stands out (the idea: Dao et
+// al., FlashAttention-4, 2026). Fragment layout: see softmax.hpp.
 #pragma once
 
 #include <cute_attn/softmax.hpp>
@@ -38,11 +38,12 @@ struct LazySoftmax {
   // First part of a step: what the exponents are relative to. The usual reference is the running
   // maximum; here it follows the maximum only when that has grown by more than 2^kSlack, because
   // output and sum are relative to the same reference and the result is the same. Returns whether
-  // any row of the warp has a new one: then the earlier output must be multiplied with rescale[row].
+  // any row of the warp has a new one: then the earlier output must be multiplied with
+  // rescale[row].
   template <int N>
   CUTE_DEVICE bool update_reference(float const (&score)[N], float (&rescale)[2]) {
     constexpr float kSlack = 8.f;  // probabilities up to 256
-    float top[2];  // over this thread's columns
+    float top[2];                  // over this thread's columns
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) top[row] = row_top(score, row) * scale_log2;
     bool const grown = top[0] > reference[0] + kSlack || top[1] > reference[1] + kSlack;
@@ -58,14 +59,13 @@ struct LazySoftmax {
     return true;
   }
 
-  // Second part: registers [kBegin, kEnd) of the fragment become probabilities. kMayBeEmpty: a row may
-  // have no visible key so far, which must not turn into -inf - -inf.
+  // Second part: registers [kBegin, kEnd) of the fragment become probabilities. kMayBeEmpty: a row
+  // may have no visible key so far, which must not turn into -inf - -inf.
   template <bool kMayBeEmpty, int kBegin, int kEnd, int N>
   CUTE_DEVICE void exponentiate(float (&score)[N]) {
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
-      float const base =
-          kMayBeEmpty && reference[row] == neg_infinity() ? 0.f : reference[row];
+      float const base = kMayBeEmpty && reference[row] == neg_infinity() ? 0.f : reference[row];
       float sum = 0.f;
       CUTE_UNROLL
       for (int j = kBegin; j < kEnd; j += 4) {

@@ -17,17 +17,17 @@ CUTE_DEVICE int warp_uniform(int value, int lane = 0) {
   return __shfl_sync(0xffffffffu, value, lane);
 }
 
-// A swizzled operand in shared memory: the low word of its descriptor (address / 16, and in the upper
-// half the distance between 64-column chunks, which is only read for MN-major operands). The high
-// word is the same for all: groups of eight rows are 1024 bytes apart, 128-byte swizzle.
+// A swizzled operand in shared memory: the low word of its descriptor (address / 16, and in the
+// upper half the distance between 64-column chunks, which is only read for MN-major operands). The
+// high word is the same for all: groups of eight rows are 1024 bytes apart, 128-byte swizzle.
 struct Operand {
   uint32_t low;
 
   CUTE_DEVICE Operand(void const* tile, uint32_t leading_bytes)
       : low(warp_uniform(cute::cast_smem_ptr_to_uint(tile) >> 4 | (leading_bytes >> 4) << 16)) {}
 
-  // The descriptor of what begins `bytes` behind: an addition, because shared-memory addresses never
-  // carry out of their field.
+  // The descriptor of what begins `bytes` behind: an addition, because shared-memory addresses
+  // never carry out of their field.
   CUTE_DEVICE uint64_t at(uint32_t bytes) const {
     constexpr uint64_t kHigh = uint64_t(1024 >> 4 | 1u << 30) << 32;
     return kHigh | (low + (bytes >> 4));
