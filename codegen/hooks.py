@@ -8,7 +8,7 @@ _CPP = {"f32": "float", "i32": "int32_t"}
 
 
 def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
-    """`variant_mask` (not if the kernel masks by the band) and `variant_logits`, if there are any."""
+    """`variant_mask` (with `mask`: a kernel may mask by the band instead) and `variant_logits`."""
     parts = []
     if variant.mask and mask:
         parts.append(

@@ -7,7 +7,7 @@ lengths, window, variant scalars) is not in it, so that few cubins serve many ca
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cute_attn.variants import Variant
 
@@ -74,6 +74,8 @@ class KernelSpec:
         group: query heads per KV head.
         variant: masks and logits.
         tile: a row of the architecture's table.
+        delays: debugging aid (hopper_tile): every warp sleeps for random times between the steps of
+            its role, which must not change a bit of the result. See hopper/delays.py.
     """
 
     arch: str
@@ -85,6 +87,7 @@ class KernelSpec:
     group: int
     variant: Variant
     tile: Tile
+    delays: bool = field(default=False, repr=False)  # not in the digest: see `name`
 
     @property
     def fuses_merge(self) -> bool:
@@ -93,7 +96,7 @@ class KernelSpec:
 
     @property
     def digest(self) -> str:
-        """Eight hex digits that tell specs apart."""
+        """Eight hex digits that tell specs apart, delays aside."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:8]
 
     @property
@@ -104,7 +107,7 @@ class KernelSpec:
             dims += f"x{self.head_dim_vo}"
         return (
             f"{self.schedule}_{self.dtype}_{dims}_{self.loader}_g{self.group}"
-            f"_{self.variant.name}_{self.arch}_{self.digest}"
+            f"_{self.variant.name}{'_delays' if self.delays else ''}_{self.arch}_{self.digest}"
         )
 
     def basic_reasons(self) -> list[str]:
@@ -116,6 +119,8 @@ class KernelSpec:
             reasons.append(f"dtype is {self.dtype!r}; known: {', '.join(DTYPES)}")
         if self.loader not in LOADERS:
             reasons.append(f"loader is {self.loader!r}; known: {', '.join(LOADERS)}")
+        if self.delays and self.schedule != "hopper_tile":
+            reasons.append(f"delays is True; {self.schedule!r} has none, only 'hopper_tile' has")
         if self.group < 1:
             reasons.append(f"group is {self.group}; it is num_qo_heads / num_kv_heads, at least 1")
         return reasons

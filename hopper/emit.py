@@ -15,6 +15,7 @@ from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
 from cute_attn.hopper import tiles
+from cute_attn.hopper.delays import expand, with_delays
 
 SCHEDULE = "hopper_tile"
 _HERE = Path(__file__).parent
@@ -115,7 +116,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     )
     return GeneratedKernel(
         name=spec.name,
-        text=text,
+        text=with_delays(expand(text)) if spec.delays else text,
         arch=spec.arch,
         threads=tile.threads,
         smem_bytes=smem_bytes,

@@ -31,6 +31,7 @@ OTHER: dict[str, Any] = {
     "group": 8,
     "variant": full(),
     "tile": Tile(q=128, kv=64, stages=2, threads=384),
+    "delays": True,
 }
 
 
@@ -52,11 +53,19 @@ def test_name_is_a_readable_symbol() -> None:
     assert "_d128x64_" in replace(SPEC, head_dim_vo=64).name
 
 
+def test_delays_show_in_the_name_and_nowhere_else() -> None:
+    delayed = replace(SPEC, delays=True)
+    assert delayed.name == SPEC.name.replace("_sm_90a_", "_delays_sm_90a_")
+    assert repr(delayed) == repr(SPEC)  # what the digest, and so every plain name, is made of
+
+
 def test_reasons() -> None:
     assert SPEC.basic_reasons() == []
     wrong = replace(SPEC, arch="sm_70", dtype="fp8", loader="sparse", group=0)
     reasons = wrong.basic_reasons()
     assert [r.split()[0] for r in reasons] == ["arch", "dtype", "loader", "group"]
+    elsewhere = replace(SPEC, schedule="ampere_tile", delays=True).basic_reasons()
+    assert elsewhere == ["delays is True; 'ampere_tile' has none, only 'hopper_tile' has"]
     with pytest.raises(UnsupportedSpecError, match="sm_70") as caught:
         raise UnsupportedSpecError(wrong.name, reasons)
     assert caught.value.reasons == reasons

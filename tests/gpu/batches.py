@@ -1,7 +1,8 @@
 """Tensors of a grid case, poisoned: whatever a kernel must not read or write is NaN.
 
 Unused cache slots and pages, rows past the end of ragged KV, the gaps of strided tensors, keys far
-outside the window, outputs, lse and workspace.
+outside the window, workspace; around outputs and lse lie canaries (check.py). Rows of other
+requests, which are no poison here, are in test_neighbours.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 from cute_attn import BatchAttention, Problem
 from tests.gpu import oracle64
-from tests.gpu.batches import DTYPES, Batch, make_batch, nans, variant_of
+from tests.gpu.batches import DTYPES, Batch, make_batch, variant_of
 from tests.gpu.grid import LENGTHS, SMALL_ROWS, Case
 
 BOUNDS = {"bf16": 4e-3, "fp16": 6e-4}
@@ -100,24 +99,42 @@ def attention_of(
     return BatchAttention(*sizes, **options, workspace=workspace)
 
 
+CANARY = {torch.bfloat16: 0x7FDB, torch.float16: 0x7EDB, torch.float32: 0x7FC0DB0D}
+"""Bits of a NaN that no arithmetic makes: a NaN that a kernel writes is another one."""
+
+
 class Output:
-    """`out` (and lse) inside of larger NaN tensors; every run must leave the rest as it is."""
+    """`out` (and lse) inside of larger tensors of canaries, which every run must leave alone."""
 
     def __init__(self, case: Case, batch: Batch) -> None:
         tokens, device = sum(batch.q_lens), batch.q.device
         heads, dim = case.num_qo_heads, case.family.head_dim_vo
         pad = 1 if case.memory == "strided" else 0
-        self.whole = nans((tokens + 4, heads + pad, dim + 8 * pad), batch.q.dtype, device)
+        self.whole = canaries((tokens + 4, heads + pad, dim + 8 * pad), batch.q.dtype, device)
         self.out = self.whole[2 : tokens + 2, :heads, :dim]
-        self.whole_lse = nans((tokens + 4, heads), torch.float32, device)
+        self.whole_lse = canaries((tokens + 4, heads), torch.float32, device)
         self.lse = self.whole_lse[2 : tokens + 2] if case.lse else None
 
     def intact(self) -> bool:
-        """Whether everything around out and lse is still NaN. Call it last: it erases both."""
-        self.out.fill_(math.nan)
-        if self.lse is not None:
-            self.lse.fill_(math.nan)
-        return bool(self.whole.isnan().all() & self.whole_lse.isnan().all())
+        """Whether everything around out and lse is untouched. Call it last: it erases both."""
+        for x in (self.out, self.lse):
+            if x is not None:
+                as_integers(x).fill_(CANARY[x.dtype])
+        return all(
+            bool((as_integers(x) == CANARY[x.dtype]).all()) for x in (self.whole, self.whole_lse)
+        )
+
+
+def canaries(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor full of them."""
+    whole = torch.empty(shape, dtype=dtype, device=device)
+    as_integers(whole).fill_(CANARY[dtype])
+    return whole
+
+
+def as_integers(x: torch.Tensor) -> torch.Tensor:
+    """A view of the bits, so that NaN is equal to itself and -0 is not 0."""
+    return x.view(torch.int16 if x.element_size() == 2 else torch.int32)
 
 
 def check_case(
@@ -143,9 +160,9 @@ def check_case(
         wrapper.run(batch.q, *batch.kv, out=output.out, lse=output.lse)
         outputs.append(output)
     first, second = outputs
-    same = torch.equal(_bits(first.out), _bits(second.out))
+    same = torch.equal(as_integers(first.out), as_integers(second.out))
     if first.lse is not None and second.lse is not None:
-        same = same and torch.equal(_bits(first.lse), _bits(second.lse))
+        same = same and torch.equal(as_integers(first.lse), as_integers(second.lse))
     want, want_lse = oracle64.attend_batch(
         batch.q,
         batch.q_lens,
@@ -166,8 +183,3 @@ def check_case(
         lse_bound=LSE_BOUND,
     )
     return found, wrapper
-
-
-def _bits(x: torch.Tensor) -> torch.Tensor:
-    """Memory as integers, so that equal NaN are equal."""
-    return x.contiguous().view(torch.int16 if x.element_size() == 2 else torch.int32)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import product
 
 from cute_attn import KernelSpec, Problem, UnsupportedSpecError, causal, choose, full
 from cute_attn.codegen.kernels import emit_append, emit_merge, emit_merge_states
 from cute_attn.codegen.source import GeneratedKernel
+from tests.gpu import stress
 from tests.gpu.check import problem_of
 from tests.gpu.grid import CASES
 
@@ -90,9 +92,19 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
     ]
 
 
+def stress_kernels(arch: str) -> list[AnyKernel]:
+    """Kernels of the tests of synchronisation, plain and with delays."""
+    if arch != "sm_90a":
+        return []
+    plain = [
+        choose(problem_of(case, arch), small=False, schedule=case.schedule) for case in stress.CASES
+    ]
+    return [kernel for spec in plain for kernel in (spec, replace(spec, delays=True))]
+
+
 def all_kernels(arch: str) -> list[AnyKernel]:
     """Every kernel of `pytest -m gpu`, none twice."""
-    kernels = [*grid_kernels(arch), *behaviour_kernels(arch)]
+    kernels = [*grid_kernels(arch), *behaviour_kernels(arch), *stress_kernels(arch)]
     return list({kernel.name: kernel for kernel in kernels}.values())
 
 

@@ -11,6 +11,7 @@ import torch
 
 from cute_attn import BatchAttention, PagedKV
 from tests.gpu.batches import Batch, indptr
+from tests.gpu.check import CANARY, as_integers
 from tests.gpu.serving import (
     DIM,
     DTYPE,
@@ -38,14 +39,16 @@ class Layer:
         self.cache = torch.empty(pages, 2, PAGE_SIZE, KV_HEADS, DIM, dtype=DTYPE, device=device)
 
     def fill(self, requests: list[Any], seed: int) -> Batch:
-        """New contents for a step: random where used, NaN elsewhere."""
+        """New contents for a step: random where used, NaN elsewhere; canaries in the outputs."""
         device = self.q.device
         generator = torch.Generator(device).manual_seed(seed)
         q_lens, kv_lens = [q for q, _ in requests], [kv for _, kv in requests]
         counts = [-(-n // PAGE_SIZE) for n in kv_lens]
         pages = torch.randperm(len(self.cache), generator=generator, device=device)[: sum(counts)]
-        for x in (self.q, self.out, self.lse, self.cache):
+        for x in (self.q, self.cache):
             x.fill_(math.nan)
+        for x in (self.out, self.lse):
+            as_integers(x).fill_(CANARY[x.dtype])
         self.q[: sum(q_lens)].normal_(generator=generator)
         keys, values = [], []
         for own, n in zip(pages.split(counts), kv_lens, strict=True):
@@ -65,7 +68,8 @@ class Layer:
     def check(self, batch: Batch) -> float:
         """Compares with the oracle; rows past the step's must be untouched."""
         rows = sum(batch.q_lens)
-        assert self.out[rows:].isnan().all() and self.lse[rows:].isnan().all()
+        for x in (self.out, self.lse):
+            assert (as_integers(x[rows:]) == CANARY[x.dtype]).all()
         return assert_right(batch, self.out[:rows], self.lse[:rows])
 
 

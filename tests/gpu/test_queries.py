@@ -40,7 +40,8 @@ def attention(group: int, device: torch.device) -> BatchAttention:
 def make(
     group: int, requests: list[tuple[int, int]], device: torch.device, **changes: object
 ) -> Batch:
-    case = replace(serving_case(), family=Family("bf16", DIM, group, DIM), page_size=0, table="ragged")
+    family = Family("bf16", DIM, group, DIM)
+    case = replace(serving_case(), family=family, page_size=0, table="ragged")
     if changes.get("page_size"):
         changes["table"] = "csr"
     return make_batch(replace(case, **changes), device, requests=requests)  # type: ignore[arg-type]  # fields of Case

@@ -1,17 +1,32 @@
-"""A small subset of the grid, one batch per kernel family, loader and head_dim: quick enough for
-compute-sanitizer (`python -m perf.sanitize`), and a smoke test by itself."""
+"""Tests that are quick enough for compute-sanitizer (`python -m perf.sanitize`), and smoke tests by
+themselves: `test_small` is a subset of the grid, one batch per kernel family, loader and head_dim;
+`test_races` is for the tools that are slower still and look at one launch of few kernels."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 
+from tests.gpu import stress
+from tests.gpu.batches import make_batch
 from tests.gpu.check import check_case
 from tests.gpu.grid import CASES, Case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300, method="thread")]
 
 LONGEST = 129
+RACES = [
+    stress.RAGGED,
+    stress.PAGED,
+    stress.GATHER,
+    stress.WIDE,
+    *(case for case in stress.CASES if case.family.group == 5),  # Q by cp.async
+    replace(stress.PAGED, schedule="ampere_decode"),
+]
+WHOLE_BLOCKS = 640
+"""Keys that are whole blocks of every kernel in RACES (80 or 128 keys, decode 64)."""
 
 
 def subset() -> list[Case]:
@@ -30,3 +45,25 @@ def test_small(case: Case, device: torch.device, arch: str) -> None:
         pytest.skip(f"hopper_tile is for sm_90a; this is {arch}")
     errors, _ = check_case(case, device, arch, LONGEST)
     assert not errors.failures()
+
+
+def few(case: Case, keys: int) -> stress.Requests:
+    """A request whose tiles are split."""
+    return [(1 if case.schedule == "ampere_decode" else 64, 2 * keys)]
+
+
+@pytest.mark.parametrize("keys", [WHOLE_BLOCKS, WHOLE_BLOCKS - 3], ids=["whole", "tails"])
+@pytest.mark.parametrize("case", RACES, ids=str)
+def test_races(case: Case, keys: int, device: torch.device, arch: str) -> None:
+    """Split tiles, and blocks with several items, in one launch each; nothing is poisoned, so that
+    initcheck sees partial results that are read and were not written."""
+    if case.schedule == "hopper_tile" and arch != "sm_90a":
+        pytest.skip(f"hopper_tile is for sm_90a; this is {arch}")
+    case = replace(case, num_kv_heads=1)
+    for requests in (few(case, keys), [(1, keys)] * 300):
+        runs = stress.Runs(case, make_batch(case, device, requests=requests))
+        plan = runs.wrapper.last_plan
+        assert plan is not None
+        assert plan.num_tiles == 300 if len(requests) == 300 else plan.num_split_tiles > 0
+        runs.launch(poison=False)
+        assert runs.out.isfinite().all() and runs.lse.isfinite().all()

@@ -33,31 +33,44 @@ struct RowLanes {
   static constexpr int kVectors = kRowVectors / kLanes;               // float4 per thread
 };
 
-// Adds the partial results of one row, in slot order; kInFlight of them are read together. `out`
-// points at this thread's first element of the row in slot 0, `lse2` at the row's value there.
+// Adds the partial results of kRows rows that are kRowStep apart, in slot order; kInFlight of each
+// are read together. `out` points at this thread's first element of the first row in slot 0, `lse2`
+// at the row's value there.
+template <int kRows, int kRowStep, int kInFlight, int kSlotRows, int kHeadDim>
+CUTE_DEVICE void merge_rows(float const* out, float const* lse2, int count,
+                            MergeState<RowLanes<kHeadDim>::kVectors> (&state)[kRows]) {
+  constexpr int kLanes = RowLanes<kHeadDim>::kLanes, kVectors = RowLanes<kHeadDim>::kVectors;
+  for (int slot = 0; slot < count; slot += kInFlight) {
+    float piece_lse2[kRows][kInFlight];
+    float4 piece_out[kRows][kInFlight][kVectors];
+    CUTE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      CUTE_UNROLL
+      for (int i = 0; i < kInFlight; ++i) {
+        bool const valid = slot + i < count;
+        int64_t const row = int64_t{slot + i} * kSlotRows + r * kRowStep;
+        // Past L1: other SMs have written these in this launch.
+        piece_lse2[r][i] = valid ? __ldcg(lse2 + row) : neg_infinity();
+        CUTE_UNROLL
+        for (int v = 0; v < kVectors; ++v) {
+          float const* from = out + row * kHeadDim + 4 * v * kLanes;
+          piece_out[r][i][v] = valid ? __ldcg(reinterpret_cast<float4 const*>(from))
+                                     : make_float4(0.f, 0.f, 0.f, 0.f);
+        }
+      }
+    }
+    CUTE_UNROLL
+    for (int r = 0; r < kRows; ++r) state[r].add(piece_lse2[r], piece_out[r]);
+  }
+}
+
+// The same for one row.
 template <int kInFlight, int kSlotRows, int kHeadDim>
 CUTE_DEVICE MergeState<RowLanes<kHeadDim>::kVectors> merge_row(float const* out, float const* lse2,
                                                                int count) {
-  constexpr int kLanes = RowLanes<kHeadDim>::kLanes, kVectors = RowLanes<kHeadDim>::kVectors;
-  MergeState<kVectors> state;
-  for (int slot = 0; slot < count; slot += kInFlight) {
-    float piece_lse2[kInFlight];
-    float4 piece_out[kInFlight][kVectors];
-    CUTE_UNROLL
-    for (int i = 0; i < kInFlight; ++i) {
-      bool const valid = slot + i < count;
-      // Past L1: other SMs have written these in this launch.
-      piece_lse2[i] = valid ? __ldcg(lse2 + (slot + i) * kSlotRows) : neg_infinity();
-      CUTE_UNROLL
-      for (int v = 0; v < kVectors; ++v) {
-        float const* from = out + int64_t{slot + i} * (kSlotRows * kHeadDim) + 4 * v * kLanes;
-        piece_out[i][v] =
-            valid ? __ldcg(reinterpret_cast<float4 const*>(from)) : make_float4(0.f, 0.f, 0.f, 0.f);
-      }
-    }
-    state.add(piece_lse2, piece_out);
-  }
-  return state;
+  MergeState<RowLanes<kHeadDim>::kVectors> state[1];
+  merge_rows<1, 0, kInFlight, kSlotRows, kHeadDim>(out, lse2, count, state);
+  return state[0];
 }
 
 }  // namespace cute_attn

@@ -77,7 +77,11 @@ struct ItemOutput {
   CUTE_DEVICE static void finish_piece(Params const& params, Item const& item, int consumer,
                                        PieceSlots& shared_pieces) {
     using Lanes = RowLanes<kColumns>;
-    constexpr int kInFlight = Lanes::kVectors < 4 ? 4 / Lanes::kVectors : 1;  // read together
+    // Rows and pieces that are read together: what the registers hold beside the next item's
+    // scores.
+    constexpr int kRows = kWarps == 8 ? 2 : 1;
+    constexpr int kReads = 4 * kRows;
+    constexpr int kInFlight = Lanes::kVectors < kReads ? kReads / Lanes::kVectors : 1;
     int const thread = consumer * 128 + threadIdx.x % 128;
     __threadfence();  // our partial result before our arrival
     cutlass::arch::NamedBarrier::sync(kThreads, kPieceDone);
@@ -87,21 +91,29 @@ struct ItemOutput {
     if (pieces.count == 0) return;
 
     int const lane = thread % Lanes::kLanes;
+    constexpr int kRowStep = kThreads / Lanes::kLanes;
+    static_assert(kTileQ % (kRows * kRowStep) == 0);
 #pragma unroll 1
-    for (int row = thread / Lanes::kLanes; row < item.num_rows; row += kThreads / Lanes::kLanes) {
+    for (int row = thread / Lanes::kLanes; row < item.num_rows; row += kRows * kRowStep) {
       int64_t const first = int64_t(pieces.first) * kTileQ + row;
-      auto const state =
-          merge_row<kInFlight, kTileQ, kColumns>(params.partial_out + first * kColumns + 4 * lane,
-                                                 params.partial_lse + first, pieces.count);
-      Element* const to = output_row(params, item, row) + 4 * lane;
+      MergeState<Lanes::kVectors> state[kRows];
+      merge_rows<kRows, kRowStep, kInFlight, kTileQ, kColumns>(
+          params.partial_out + first * kColumns + 4 * lane, params.partial_lse + first,
+          pieces.count, state);
       CUTE_UNROLL
-      for (int v = 0; v < Lanes::kVectors; ++v) {
-        float4 const value = state.normalised(v);
-        *reinterpret_cast<uint2*>(to + 4 * v * Lanes::kLanes) =
-            make_uint2(pack<Element>(value.x, value.y), pack<Element>(value.z, value.w));
-      }
-      if (params.lse != nullptr && lane == 0) {
-        lse_place(params, item, row) = state.lse2() * kLn2;
+      for (int r = 0; r < kRows; ++r) {
+        int const own = row + r * kRowStep;
+        if (own >= item.num_rows) continue;
+        Element* const to = output_row(params, item, own) + 4 * lane;
+        CUTE_UNROLL
+        for (int v = 0; v < Lanes::kVectors; ++v) {
+          float4 const value = state[r].normalised(v);
+          *reinterpret_cast<uint2*>(to + 4 * v * Lanes::kLanes) =
+              make_uint2(pack<Element>(value.x, value.y), pack<Element>(value.z, value.w));
+        }
+        if (params.lse != nullptr && lane == 0) {
+          lse_place(params, item, own) = state[r].lse2() * kLn2;
+        }
       }
     }
   }
