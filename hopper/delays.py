@@ -17,7 +17,7 @@ INCLUDE = "#include <cute_attn/hopper/random_delay.hpp>\n"
 
 # Beginnings of the statements that get a delay, in words of the templates.
 POINTS = {
-    "a ring's barrier, waited for": r"(?:smem\.\w+\[[\w.]+\]|full)\.wait\(",
+    "a ring's barrier, waited for": r"(?:smem\.\w+\[[\w.]+\]|full|empty\[[\w.]+\])\.wait\(",
     "a full barrier, arrived at": r"(?:smem\.\w+\[[\w.]+\]|full)\.arrive(?:_and_expect_tx)?\(",
     "a stage, released": r"empty\.arrive\(",
     "an item, published": r"publish_item<|smem\.item\[.*\] = |record = ",
@@ -29,7 +29,7 @@ POINTS = {
     "V rows, zeroed": r"zero_rows<",
     "a fence": r"__threadfence(?:_block)?\(\)|cutlass::arch::fence_view_async_shared\(\)",
     "a named barrier": r"cutlass::arch::NamedBarrier::sync\(",
-    "output rows": r"stage_rows<|copy_rows<|Output::write_empty\(",
+    "output rows": r"store_row\(|Output::write(?:_empty)?\(",
     "a piece": r"store_partial_row\(|shared_pieces = |Output::finish_piece\(",
 }
 

@@ -5,7 +5,6 @@
 
 #include <cutlass/arch/barrier.h>
 #include <cute_attn/elements.hpp>
-#include <cute_attn/hopper/output_tile.hpp>
 #include <cute_attn/hopper/ring.hpp>
 #include <cute_attn/hopper/wgmma.hpp>
 #include <cute_attn/output.hpp>
@@ -34,31 +33,27 @@ struct ItemOutput {
         .lse[token * (params.num_kv_heads * kGroup) + item.kv_head * kGroup + packed % kGroup];
   }
 
-  // Writes the item's rows: the output, by way of this warp's rows of the Q tile, which it alone
-  // has read; or a partial slot if other items share the tile. out: this thread's part of (64,
-  // kColumns).
+  // Writes the item's rows: the output, or a partial slot if other items share the tile. out: this
+  // thread's part of (64, kColumns).
   CUTE_DEVICE static void write(Params const& params, Item const& item, int consumer,
-                                Element* q_tile, float const (&out)[kColumns / 2],
-                                float const (&inverse)[2], float const (&lse2)[2]) {
-    bool const whole = item.slot < 0;
+                                float const (&out)[kColumns / 2], float const (&inverse)[2],
+                                float const (&lse2)[2]) {
     CUTE_UNROLL
     for (int half = 0; half < 2; ++half) {
       int const row = thread_row(consumer) + 8 * half;
-      if (row >= item.num_rows) continue;
-      if (!whole) {
+      bool const valid = row < item.num_rows;
+      if (item.slot >= 0) {
+        if (!valid) continue;
         int64_t const slot_row = int64_t(item.slot) * kTileQ + row;
         store_partial_row(out, half, inverse[half], params.partial_out + slot_row * kColumns);
         if (threadIdx.x % 4 == 0) params.partial_lse[slot_row] = lse2[half];
-      } else if (params.lse != nullptr && threadIdx.x % 4 == 0) {
-        lse_place(params, item, row) = lse2[half] * kLn2;
+      } else {
+        store_row(out, half, inverse[half], output_row(params, item, row), valid);
+        if (params.lse != nullptr && valid && threadIdx.x % 4 == 0) {
+          lse_place(params, item, row) = lse2[half] * kLn2;
+        }
       }
     }
-    if (!whole) return;
-    int const first_row = consumer * 64 + (threadIdx.x / 32 % 4) * 16;
-    stage_rows<kTileQ>(out, inverse, q_tile, first_row);
-    copy_rows<kTileQ, kColumns>(q_tile, first_row, item.num_rows,
-                                [&](int row) { return output_row(params, item, row); });
-    cutlass::arch::fence_view_async_shared();  // our writes to the tile before those of the next Q
   }
 
   // An item without keys: output 0, lse -inf.
