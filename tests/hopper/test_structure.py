@@ -175,7 +175,8 @@ def test_a_kernel_is_read_in_one_sitting(
     for group in (1, 3, 4):
         lines = text(dims[0], loader, variant, group=group, head_dim_vo=dims[1]).splitlines()
         assert len(lines) < 400
-        for role, limit in (("produce_items", 25), ("produce_kv", 65), ("compute_tile", 120)):
+        kv = "produce_kv" if loader == "gather" else "produce_blocks"
+        for role, limit in (("produce_items", 25), (kv, 65), ("compute_tile", 120)):
             begin = next(i for i, line in enumerate(lines) if f"CUTE_DEVICE void {role}(" in line)
             assert lines[begin:].index("}") < limit, role
 
