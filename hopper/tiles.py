@@ -20,8 +20,8 @@ WORKING_REGISTERS = 32  # addresses, row references and sums, loop state: beside
 MASK_REGISTERS = 44  # the same with a mask
 _BARRIER_BYTES = 1024  # barriers, and the rounding of the last tile to 1024 bytes
 
-# Two consumer warpgroups and a producer. The producer's 40 registers are what three warps need that
-# decode items and copy Q rows; 40 + 2 * 232 = 504 is what 384 threads are launched with.
+# Two consumer warpgroups and a producer, whose warps feed K, V and the items with their queries.
+# 384 threads are launched with 3 * 168 = 504 registers: 2 * 232 for the consumers leave it 40.
 _BASE = Tile(q=128, kv=128, stages=2, threads=384, producer_registers=40, consumer_registers=232)
 
 # One row per (head_dim_qk, head_dim_vo).

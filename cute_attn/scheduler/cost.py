@@ -64,7 +64,7 @@ _FAMILIES: dict[str, dict[int, Family]] = {
     "hopper_tile": {
         # The exponentials bound it: 1.25 us per 128 keys, where the products take 0.7.
         64: Family(tile_ns=2000, masked_ns=300, efficiency=0.60),
-        # 1.4 us per 128 keys. 3.5 us: Q 32 KB, first K block, last P V, output through smem.
+        # 1.4 us per 128 keys. 3.5 us: Q 32 KB, first K block, last P V, output.
         128: Family(tile_ns=3500, masked_ns=300, efficiency=0.98),
         # One stage of Q (48 KB) at (192, 128): nothing of the next item is there when one ends.
         192: Family(tile_ns=4000, masked_ns=300, efficiency=0.95),

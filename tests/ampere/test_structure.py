@@ -9,7 +9,7 @@ import pytest
 from cute_attn import ampere
 from cute_attn.ampere.tiles import row_tiles
 from cute_attn.codegen.spec import KernelSpec, Tile
-from cute_attn.variants import causal, full, sliding_window, soft_cap
+from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
 from tests.ampere.specs import SCHEDULES, even_keys, make_spec
 
 
@@ -115,7 +115,7 @@ def test_header_and_constants_say_what_was_asked_for(schedule: str, head_dim: in
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("variant", [full(), causal() & sliding_window(), causal() & soft_cap()])
 @pytest.mark.parametrize("loader", ["ragged", "paged"])
-def test_text_is_tidy(schedule: str, variant, loader: str) -> None:  # type: ignore[no-untyped-def]
+def test_text_is_tidy(schedule: str, variant: Variant, loader: str) -> None:
     text = text_of(make_spec(schedule, variant=variant, loader=loader))
     assert max(map(len, text.splitlines())) <= 100 + len(make_spec().name)
     assert "\n\n\n" not in text and "#if" not in text

@@ -68,11 +68,10 @@ CUTE_DEVICE void publish_item(cute::TmaDescriptor const& q_map, Item const& item
   }
 }
 
-// One K or V block of contiguous rows: a box of kRows rows x 64 columns per chunk, one lane.
+// One K or V block of contiguous rows: a box of kRows rows x 64 columns per chunk.
 template <int kRows, int kHeadDim, class Params, class Element>
 CUTE_DEVICE void load_block(Params const&, cute::TmaDescriptor const& map,
-                            ContiguousBlock const& from, FullBarrier& full, Element* tile,
-                            int lane) {
+                            ContiguousBlock const& from, FullBarrier& full, Element* tile) {
   if (!cute::elect_one_sync()) return;
   full.arrive_and_expect_tx(kRows * kChunks<kHeadDim> * 64 * sizeof(Element));
   CUTE_UNROLL
@@ -88,7 +87,7 @@ CUTE_DEVICE void load_block(Params const&, cute::TmaDescriptor const& map,
 // loop over lanes.
 template <int kRows, int kHeadDim, class Params, class Element>
 CUTE_DEVICE void load_block(Params const& params, cute::TmaDescriptor const& map,
-                            PagedBlock const& from, FullBarrier& full, Element* tile, int lane) {
+                            PagedBlock const& from, FullBarrier& full, Element* tile) {
   if (cute::elect_one_sync()) {
     full.arrive_and_expect_tx(kRows * kChunks<kHeadDim> * 64 * sizeof(Element));
   }
