@@ -30,7 +30,7 @@ POINTS = {
     "a fence": r"__threadfence(?:_block)?\(\)|cutlass::arch::fence_view_async_shared\(\)",
     "a named barrier": r"cutlass::arch::NamedBarrier::sync\(",
     "output rows": r"store_row\(|Output::write(?:_empty)?\(",
-    "a piece": r"store_partial_row\(|shared_pieces = |Output::finish_piece\(",
+    "a piece": r"store_partial_row\(|merge\.(?:arrive|find_share)\(|Output::finish_piece\(",
 }
 
 _PLACES = re.compile(rf"( +)(?:if \([^;]*?\) )?(?:{'|'.join(POINTS.values())})")

@@ -43,12 +43,18 @@ _TABLE: dict[tuple[int, int], Tile] = {
     (256, 256): replace(_BASE, kv=80),
 }
 
-# head_dim 64, ragged, without hooks: a third consumer warpgroup (192 rows) gives the exponentials,
-# which bound this one, another warp to hide behind (+10 % full). Masks lose it again: more of a
-# block is hidden; a producer that looks up pages needs more than 32 registers.
-_THREE_CONSUMERS_64 = replace(
-    _TABLE[64, 64], q=192, threads=512, producer_registers=32, consumer_registers=160
-)
+# Ragged, without hooks: a third consumer warpgroup (192 rows) gives the exponentials, which bound
+# small head dims, another warp to hide behind (+10 % at head_dim 64). 160 registers hold fewer keys
+# the wider the output. With a mask more of a block is hidden, so it pays for long keys only:
+# head_dim 64 causal at 1k, 2k, 4k, 16k keys -13, +5, +7, +15 %; 80 and 96 at 16k full +6 and +5 %,
+# causal -1 and +15 %, causal at 4k +4 and +6 %. A producer that looks up pages needs more than 32
+# registers.
+_THREE_CONSUMERS = {
+    dims: replace(
+        _TABLE[dims], q=192, kv=kv, threads=512, producer_registers=32, consumer_registers=160
+    )
+    for dims, kv in (((64, 64), 128), ((80, 80), 96), ((96, 96), 96))
+}
 
 # (192, 128) with a mask: fewer keys for a second Q tile (+12 % causal, -4 % without a mask).
 _MASKED_192_128 = replace(_TABLE[192, 128], kv=96, q_stages=2)
@@ -73,21 +79,32 @@ _GATHER_REGISTERS_256 = (40, 232)
 
 
 def default_tile(
-    head_dim_qk: int, head_dim_vo: int, loader: str, variant: Variant | None = None
+    head_dim_qk: int,
+    head_dim_vo: int,
+    loader: str,
+    variant: Variant | None = None,
+    *,
+    long: bool = False,
 ) -> Tile | None:
-    """The table's row for a kernel, or None if the head dims are not in it."""
+    """The table's row for a kernel, or None if the head dims are not in it.
+
+    `long`: for query rows that see many keys (`dispatch.is_long`).
+    """
     tile = _TABLE.get((head_dim_qk, head_dim_vo))
     if tile is None:
         return None
-    if (head_dim_qk, head_dim_vo, loader) == (64, 64, "ragged") and variant == full():
-        return _THREE_CONSUMERS_64
+    hooks = variant is not None and bool(variant.logits or not variant.band_is_mask)
+    wide = _THREE_CONSUMERS.get((head_dim_qk, head_dim_vo)) if loader == "ragged" else None
+    pays = long or (head_dim_qk == 64 and variant == full())
+    if wide and variant and not hooks and pays:
+        return wide
     if (head_dim_qk, head_dim_vo) == (192, 128) and variant and variant.mask:
         tile = _MASKED_192_128
     if loader == "gather":
         producer, consumer = _GATHER_REGISTERS_256 if head_dim_vo == 256 else _GATHER_REGISTERS
         tile = replace(tile, producer_registers=producer, consumer_registers=consumer)
     # The fragments give way to the code of a variant: fewer keys per block rather than spills.
-    if variant and (variant.logits or not variant.band_is_mask):
+    if hooks:
         hook_kv = _HOOK_KV[head_dim_qk, head_dim_vo][loader == "gather"]
         return replace(tile, kv=min(tile.kv, hook_kv))
     need = MASK_REGISTERS if variant and variant.mask else WORKING_REGISTERS

@@ -13,6 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cute_attn.abi import UNBOUNDED, Item, PlanView, WorkWalker
+from cute_attn.abi.plan import HEADER_FIELDS, START_FIELDS, START_RECORD
 from cute_attn.scheduler import CostModel, Geometry, Plan, RequestBatch
 
 Q_LENGTHS = (0, 1, 2, 3, 5, 16, 17, 97, 129, 300)
@@ -103,6 +104,20 @@ def check_coverage(plan: Plan, requests: RequestBatch, geometry: Geometry) -> No
             written[head, row : row + size] += 1
         assert (written == 1).all(), "a row is written never or twice"
     assert not by_request
+
+
+def check_starts(plan: Plan) -> None:
+    """What a block is told about its first item is what it would find by itself."""
+    view = plan.view
+    walker = WorkWalker(view)
+    for block, start in enumerate(view.starts.tolist()):
+        values = dict(zip(START_FIELDS, start, strict=True))
+        for name in set(START_FIELDS) & set(HEADER_FIELDS):
+            assert values[name] == view.get(name), name
+        first = next(walker.items(block), None)
+        if first is not None:
+            assert (values["tile"], values["request"]) == (first.tile, first.request)
+        assert start[START_RECORD] == view.requests[values["request"]].tolist()
 
 
 def check_slots(plan: Plan) -> None:

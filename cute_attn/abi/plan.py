@@ -1,6 +1,7 @@
 """Layout of the plan: one flat int32 buffer that tells every thread block what to compute.
 
     header    16 ints                       counts and the tile geometry the plan was made for
+    starts    num_blocks x 16 ints          what each block needs for its first item
     splits    num_blocks x 4 ints           tiles whose KV was split, for the merge
     cuts      (num_blocks + 1) x 6 ints     where each block's share of the stream-K line begins
     padding                                 so that request records are 32-byte aligned
@@ -53,6 +54,21 @@ HEADER_FIELDS = (
     "reserved_14",
     "reserved_15",
 )
+START_FIELDS = (
+    "tile",  # the block's first tile: of round 0, or where its share of the line begins
+    "request",  # the record that holds it
+    "window_left",  # as in the header
+    "window_right",
+    *(f"record_{i}" for i in range(8)),  # the record itself
+    "num_whole_tiles",  # as in the header
+    "num_requests",
+    "first_listed_round",
+    "places",
+)
+"""Copies, so that a block reads 64 bytes (and its two cuts) before it knows its first item, instead
+of a chain of header, place, search and record: each link may come from HBM while the SM is idle."""
+START_RECORD = slice(4, 12)
+"""Columns of a start that hold the record."""
 CUT_FIELDS = (
     "tile",
     "block",
@@ -129,8 +145,12 @@ class PlanLayout:
     max_requests: int
 
     @property
-    def splits(self) -> int:
+    def starts(self) -> int:
         return len(HEADER_FIELDS)
+
+    @property
+    def splits(self) -> int:
+        return self.starts + len(START_FIELDS) * self.num_blocks
 
     @property
     def cuts(self) -> int:
@@ -171,7 +191,8 @@ class PlanView:
             raise TypeError(f"plan buffer must be 1-D int32, got {buffer.ndim}-D {buffer.dtype}")
         self.buffer = buffer
         self.layout = layout
-        self.header = buffer[: layout.splits]
+        self.header = buffer[: layout.starts]
+        self.starts = buffer[layout.starts : layout.splits].reshape(-1, len(START_FIELDS))
         self.splits = buffer[layout.splits : layout.cuts].reshape(-1, len(SPLIT_FIELDS))
         self.cuts = buffer[layout.cuts : layout.cuts_end].reshape(-1, len(CUT_FIELDS))
         places = self.get("places")

@@ -8,6 +8,7 @@ differs goes through the full checks.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -94,7 +95,7 @@ class CudaBatch:
 
     def workspace_size(self, page_size: int | None) -> WorkspaceSize:
         """What any step needs: the larger of decode and prefill."""
-        specs = [self._choose_spec(page_size, small, self._schedule) for small in (True, False)]
+        specs = dispatch.all_specs(self._problem(page_size), self._schedule)
         return max(map(self._size_of, specs), key=lambda size: size.total)
 
     def plan(self, step: Step) -> None:
@@ -141,12 +142,16 @@ class CudaBatch:
     def _spec_of(self, step: Step) -> KernelSpec:
         """The step's kernel; in graph mode the one of the first plan."""
         first = self._set.spec if self._cuda_graph and self.plan_of_step is not None else None
-        longest = int(step.requests.q_len.max(initial=0)) * self._shape.group
-        spec = self._choose_spec(
-            step.page_size,
-            longest <= dispatch.SMALL_ROWS,
-            self._schedule if first is None else first.schedule,
+        requests = step.requests
+        longest = int(requests.q_len.max(initial=0)) * self._shape.group
+        spec = dispatch.choose(
+            self._problem(step.page_size),
+            small=longest <= dispatch.SMALL_ROWS,
+            long=dispatch.is_long(requests.q_len, requests.kv_len, step.band),
+            schedule=self._schedule if first is None else first.schedule,
         )
+        if first is not None:
+            spec = replace(spec, tile=first.tile)  # whatever the lengths: the kernel is captured
         if first is not None and (spec != first or step.page_size != self._step.page_size):
             raise ValueError(
                 f"the step has {_format(step)}, but the first plan of this cuda_graph=True object"
@@ -154,9 +159,9 @@ class CudaBatch:
             )
         return spec
 
-    def _choose_spec(self, page_size: int | None, small: bool, schedule: str | None) -> KernelSpec:
+    def _problem(self, page_size: int | None) -> dispatch.Problem:
         shape = self._shape
-        problem = dispatch.Problem(
+        return dispatch.Problem(
             arch=self._info.arch,
             dtype=checks.DTYPE_NAMES[shape.dtype],
             head_dim_qk=shape.head_dim_qk,
@@ -165,7 +170,6 @@ class CudaBatch:
             variant=shape.variant,
             page_size=page_size,
         )
-        return dispatch.choose(problem, small=small, schedule=schedule)
 
     def _num_blocks(self, spec: KernelSpec) -> int:
         return self._info.num_sms * spec.tile.blocks_per_sm

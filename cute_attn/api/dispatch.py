@@ -3,7 +3,9 @@
     sm_90a   every request has at most 16 packed query rows   ampere_decode, built for sm_90
              otherwise                                        hopper_tile: ragged, paged (TMA, page
                                                               sizes that are a multiple of 16) or
-                                                              gather (any other page size)
+                                                              gather (any other page size); of
+                                                              some head dims another tile if rows
+                                                              see LONG_KEYS keys or more
     sm_80, sm_86, sm_89, sm_90                                ampere_decode / ampere_tile
 
 Where the Hopper kernel has no row in its table for the head dims, ampere_tile for sm_90 is taken.
@@ -14,13 +16,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from cute_attn import ampere, hopper
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
 from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
 
+IntArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
 SMALL_ROWS = 16
 """Packed query rows up to which a request is decoded rather than prefilled."""
+
+LONG_KEYS = 1536
+"""Keys per query token, in the mean of a step, from which the tile for long keys is taken."""
 
 HOPPER_TILE = "hopper_tile"
 AMPERE_TILE = "ampere_tile"
@@ -80,8 +90,20 @@ def schedules(problem: Problem, *, small: bool) -> list[str]:
     return [AMPERE_DECODE, *tile] if small else tile
 
 
-def spec_for(problem: Problem, schedule: str) -> KernelSpec:
-    """The spec of `schedule` for a problem, with the tile of the architecture's table.
+def is_long(q_len: IntArray, kv_len: IntArray, band: tuple[int, int]) -> bool:
+    """Whether the tile for long keys is taken.
+
+    Args:
+        q_len, kv_len: (requests,) tokens.
+        band: (window_left, window_right) of the step.
+    """
+    keys = np.minimum(kv_len, sum(band) + 1)
+    return int((q_len * (keys - LONG_KEYS)).sum(dtype=np.int64)) >= 0 and bool(q_len.any())
+
+
+def spec_for(problem: Problem, schedule: str, *, long: bool = False) -> KernelSpec:
+    """The spec of `schedule` for a problem, with the tile of the architecture's table; `long`: the
+    row for long keys, where there is one.
 
     Raises:
         UnsupportedSpecError: there is none; the reasons say why.
@@ -94,9 +116,8 @@ def spec_for(problem: Problem, schedule: str) -> KernelSpec:
     else:
         loader = "ragged" if problem.page_size is None else "paged"
     arch = emitter_arch(problem.arch, schedule)
-    tile = default_tile(
-        arch, schedule, problem.head_dim_qk, problem.head_dim_vo, loader, problem.variant
-    )
+    dims = (problem.head_dim_qk, problem.head_dim_vo)
+    tile = default_tile(arch, schedule, *dims, loader, problem.variant, long=long)
     spec = KernelSpec(
         arch=arch,
         schedule=schedule,
@@ -116,12 +137,15 @@ def spec_for(problem: Problem, schedule: str) -> KernelSpec:
     return spec
 
 
-def choose(problem: Problem, *, small: bool, schedule: str | None = None) -> KernelSpec:
+def choose(
+    problem: Problem, *, small: bool, long: bool = False, schedule: str | None = None
+) -> KernelSpec:
     """The spec for a batch.
 
     Args:
         problem: what is asked.
         small: every request has at most SMALL_ROWS packed query rows.
+        long: query tokens see LONG_KEYS keys or more, in the mean (see `is_long`).
         schedule: take this one instead of choosing.
 
     Raises:
@@ -130,19 +154,33 @@ def choose(problem: Problem, *, small: bool, schedule: str | None = None) -> Ker
     reasons: list[str] = []
     for name in [schedule] if schedule else schedules(problem, small=small):
         try:
-            return spec_for(problem, name)
+            return spec_for(problem, name, long=long)
         except UnsupportedSpecError as error:
             reasons += [f"{name}: {reason}" for reason in error.reasons]
     what = f"an attention kernel for a GPU of {problem.arch}"
     raise UnsupportedSpecError(what, list(dict.fromkeys(reasons)))
 
 
+def all_specs(problem: Problem, schedule: str | None = None) -> list[KernelSpec]:
+    """Every spec that some step of the problem takes, none twice; for the rest see `choose`."""
+    steps = [(True, False), (False, False), (False, True)]
+    specs = (choose(problem, small=small, long=long, schedule=schedule) for small, long in steps)
+    return list(dict.fromkeys(specs))
+
+
 def default_tile(
-    arch: str, schedule: str, head_dim_qk: int, head_dim_vo: int, loader: str, variant: Variant
+    arch: str,
+    schedule: str,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    loader: str,
+    variant: Variant,
+    *,
+    long: bool = False,
 ) -> Tile | None:
     """The row of the architecture's tile table, or None."""
     if schedule == HOPPER_TILE:
-        return hopper.default_tile(head_dim_qk, head_dim_vo, loader, variant)
+        return hopper.default_tile(head_dim_qk, head_dim_vo, loader, variant, long=long)
     try:
         return ampere.tiles(arch, schedule, head_dim_qk)
     except ValueError:  # not in the table

@@ -11,8 +11,15 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import product
 
-from cute_attn.api import KernelSpec, Problem, Variant, choose
-from cute_attn.api.dispatch import AMPERE_DECODE, emit, emitter_arch, named_variant, spec_for
+from cute_attn.api import KernelSpec, Problem, Variant
+from cute_attn.api.dispatch import (
+    AMPERE_DECODE,
+    all_specs,
+    emit,
+    emitter_arch,
+    named_variant,
+    spec_for,
+)
 from cute_attn.api.kernel import merge_of
 from cute_attn.codegen.kernels import emit_append
 from cute_attn.codegen.source import GeneratedKernel
@@ -91,7 +98,7 @@ def attention_specs(axes: Axes) -> list[KernelSpec]:
         if axes.schedule:
             specs += [spec_for(problem, schedule) for schedule in axes.schedule]
         else:
-            specs += [choose(problem, small=False), choose(problem, small=True)]
+            specs += all_specs(problem)
     return list(dict.fromkeys(specs))
 
 

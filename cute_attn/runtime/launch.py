@@ -115,7 +115,8 @@ class Launcher:
         self._kernel = ctypes.c_void_p(module.load())
         self._driver = driver()
         self._call = self._driver.lib.cuLaunchKernelEx
-        self._configs: dict[tuple[object, int, int], tuple[object, ...]] = {}
+        self._configs: dict[tuple[object, int], object] = {}
+        self._arguments: dict[tuple[object, int, int], tuple[object, ...]] = {}
 
     def launch(self, grid: int | tuple[int, int, int], stream: int, params_address: int) -> None:
         """Launch ``grid`` blocks with the struct at ``params_address``.
@@ -126,7 +127,7 @@ class Launcher:
             DriverError: the driver refused; nothing was launched.
         """
         key = (grid, stream, params_address)
-        args = self._configs.get(key)
+        args = self._arguments.get(key)
         if args is None:
             args = self._prebuild(grid, stream, params_address)
         status = self._call(*args)
@@ -137,9 +138,21 @@ class Launcher:
         self, grid: int | tuple[int, int, int], stream: int, params_address: int
     ) -> tuple[object, ...]:
         """Arguments of cuLaunchKernelEx. They are never changed after, so that threads may share
-        them.
+        them; structs at other addresses share the configuration.
         """
-        config = _Config(
+        config = self._configs.get((grid, stream))
+        if config is None:
+            if len(self._configs) >= _MAX_CONFIGS:  # grids or streams without end
+                self._configs.clear()
+            config = self._configs[(grid, stream)] = ctypes.byref(self._config(grid, stream))
+        if len(self._arguments) >= _MAX_CONFIGS:
+            self._arguments.clear()
+        args = (config, self._kernel, (ctypes.c_void_p * 1)(params_address), None)
+        self._arguments[(grid, stream, params_address)] = args
+        return args
+
+    def _config(self, grid: int | tuple[int, int, int], stream: int) -> _Config:
+        return _Config(
             grid=(grid, 1, 1) if isinstance(grid, int) else grid,
             block=self.block,
             smem_bytes=self.smem_bytes,
@@ -147,12 +160,6 @@ class Launcher:
             attributes=self._attributes,
             num_attributes=len(self._attributes),
         )
-        pointers = (ctypes.c_void_p * 1)(params_address)
-        if len(self._configs) >= _MAX_CONFIGS:  # grids or streams without end
-            self._configs.clear()
-        args = (ctypes.byref(config), self._kernel, pointers, None)
-        self._configs[(grid, stream, params_address)] = args
-        return args
 
     def _retry(self, status: int, args: tuple[object, ...]) -> None:
         if status == _INVALID_CONTEXT:

@@ -29,6 +29,9 @@ import numpy as np
 
 from cute_attn.abi.plan import (
     HEADER_FIELDS,
+    REQUEST_FIELDS,
+    START_FIELDS,
+    START_RECORD,
     UNBOUNDED,
     IntArray,
     PlanLayout,
@@ -248,6 +251,8 @@ def _merge_cost(records: Records, runs: Runs, cuts: Cuts, slots: Slots, cost: Co
     _, first, pieces = slots
     if first.size == 0:
         return 0
+    if cost.merge_shared:
+        pieces = np.ones_like(pieces)
     return cost.merge_ns + int((pieces * records.merge_cost[runs.record[cuts.run[first]]]).max())
 
 
@@ -265,6 +270,22 @@ def _listed_places(best: _Candidate, num_blocks: int) -> Int64Array:
     if best.rounds is None or best.rounds.tiles.size == 0:
         return np.zeros((0, num_blocks), np.int64)
     return best.rounds.places(-(-best.num_whole // num_blocks))
+
+
+def _write_starts(view: PlanView, places: Int64Array) -> None:
+    """Fills `starts` from the other sections."""
+    num_blocks = view.layout.num_blocks
+    listed = view.get("first_listed_round") == 0
+    tile = places[0].astype(np.int32) if listed else np.arange(num_blocks, dtype=np.int32)
+    tile = np.where(tile < view.get("num_whole_tiles"), tile, view.cuts[:num_blocks, 0])
+    ends = view.requests[1:, REQUEST_FIELDS.index("tile_begin")]
+    request = ends.searchsorted(tile, side="right")  # without work: the sentinel
+    view.starts[:, 0] = tile
+    view.starts[:, 1] = request
+    for column, name in enumerate(START_FIELDS):
+        if name in HEADER_FIELDS:
+            view.starts[:, column] = view.get(name)
+    view.starts[:, START_RECORD] = view.requests[request]
 
 
 def _write(
@@ -332,6 +353,7 @@ def _write(
     ends = np.cumsum(records.q_tiles * geometry.num_kv_heads)
     rows[1 : n + 1, 6] = ends
     rows[:n, 7] = pack_meta(order, 0, records.section_heads)
+    _write_starts(view, places)
     return Plan(
         buffer=buffer,
         layout=layout,

@@ -10,7 +10,11 @@ import random
 import re
 from dataclasses import dataclass
 
+import numpy as np
+
 from cute_attn import KernelSpec, Problem, Variant, causal, choose, full, sliding_window
+from cute_attn.abi import UNBOUNDED
+from cute_attn.api.dispatch import is_long
 
 SMALL_ROWS = 16
 """Packed query rows up to which the dispatcher takes the decode kernel."""
@@ -137,7 +141,10 @@ class Case:
             self.page_size,
         )
         small = max(self.q_lens) * self.group <= SMALL_ROWS
-        return choose(problem, small=small, schedule=schedule)
+        right = 0 if self.is_causal else UNBOUNDED
+        left = UNBOUNDED if self.window is None else self.window - 1
+        long = is_long(np.array(self.q_lens), np.array(self.kv_lens), (left, right))
+        return choose(problem, small=small, long=long, schedule=schedule)
 
 
 def _seen(rows: int, limit: int) -> int:

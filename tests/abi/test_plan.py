@@ -24,12 +24,13 @@ def test_sections_follow_one_another(num_blocks: int, max_requests: int) -> None
     layout = PlanLayout(num_blocks, max_requests)
     buffer = np.zeros(layout.used_size(max_requests), np.int32)
     view = PlanView(buffer, layout)
-    for section in (view.header, view.cuts, view.splits, view.requests):
+    for section in (view.header, view.starts, view.cuts, view.splits, view.requests):
         section += 1
     assert buffer.max() == 1, "two sections overlap"
     padding = layout.requests - layout.cuts_end
     assert np.count_nonzero(buffer == 0) == padding < 8, "only the padding is outside"
     assert view.cuts.shape == (num_blocks + 1, 6)
+    assert view.starts.shape == (num_blocks, 16)
     assert view.splits.shape == (num_blocks, 4)
     assert view.requests.shape == (max_requests + 1, 8)
     assert layout.places(max_requests) == layout.used_size(max_requests) == buffer.size
@@ -51,8 +52,10 @@ def test_places_lie_behind_the_records(num_blocks: int, num_requests: int, round
 
 @given(st.integers(1, 500))
 def test_vector_loads_are_aligned(num_blocks: int) -> None:
-    """Kernels read splits as 16-byte, cuts as 24-byte and records as 32-byte structs."""
+    """Kernels read starts as 64-byte, splits as 16-byte, cuts as 24-byte and records as 32-byte
+    structs."""
     layout = PlanLayout(num_blocks, 3)
+    assert 4 * layout.starts % 64 == 0
     assert 4 * layout.cuts % 8 == 0
     assert 4 * layout.splits % 16 == 0
     assert 4 * layout.requests % 32 == 0

@@ -230,6 +230,18 @@ def test_graph_mode_keeps_kernel_and_addresses(fake_gpu: Any) -> None:
         assert after.params[name] == before.params[name], name
 
 
+def test_graph_mode_keeps_the_tile_whatever_the_lengths(fake_gpu: Any) -> None:
+    """Else the first step's lengths would say which steps a graph can take."""
+    long, short = ([0, 400], RaggedKV([0, 4000])), ([0, 400], RaggedKV([0, 500]))
+    for first, second in ((long, short), (short, long)):
+        batch = fake_gpu.batch(4, 2, 64, cuda_graph=True, max_requests=8)
+        spec = batch.plan(*first).kernels[0].spec
+        assert spec == batch.plan(*second).kernels[0].spec
+    free = fake_gpu.batch(4, 2, 64)
+    tiles = [free.plan(*step).kernels[0].spec.tile.q for step in (long, short)]
+    assert tiles == [192, 128]
+
+
 def test_graph_mode_refuses_what_a_captured_graph_cannot_hold(fake_gpu: Any) -> None:
     batch = fake_gpu.batch(8, 2, 128, cuda_graph=True, max_requests=8, max_pages=64)
     batch.plan(*decode(4))

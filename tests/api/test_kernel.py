@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,9 +20,11 @@ from cute_attn import (
     causal,
     choose,
     full,
+    sliding_window,
     supports,
     warmup,
 )
+from cute_attn.abi import UNBOUNDED
 from cute_attn.api import dispatch, launch_set
 from cute_attn.api.kernel import _build, build_generated
 from cute_attn.codegen.kernels import emit_append, emit_merge
@@ -72,6 +76,37 @@ def test_choice(arch: str, page_size: int | None, small: bool, expected: tuple[s
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a"])
 def test_every_supported_size_has_a_tile(arch: str, small: bool, dim: int) -> None:
     assert supports(choose(problem(arch, dim=dim), small=small)) == []
+
+
+def test_long_keys_take_another_tile_where_there_is_one() -> None:
+    for variant in (causal(), causal() & sliding_window()):
+        own = replace(problem("sm_90a", None, dim=64), variant=variant)
+        decode, short, long = dispatch.all_specs(own)
+        assert decode.schedule == "ampere_decode"
+        assert (short.tile.q, long.tile.q) == (128, 192)
+        assert replace(long, tile=short.tile) == short and supports(long) == []
+    for other in (problem("sm_90a"), problem("sm_90a", 16, dim=64), problem("sm_80", None, dim=64)):
+        assert len(dispatch.all_specs(other)) == 2
+
+
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "band", "expected"),
+    [
+        ([1024], [2048], (UNBOUNDED, 0), True),
+        ([1024], [2048], (UNBOUNDED, UNBOUNDED), True),
+        ([1024], [2048], (1000, 0), False),  # a token sees 1,001 keys
+        ([100, 1000], [100_000, 100], (UNBOUNDED, 0), True),  # the mean over tokens decides
+        ([10, 1000], [100_000, 100], (UNBOUNDED, 0), False),
+        ([dispatch.LONG_KEYS], [dispatch.LONG_KEYS - 1], (UNBOUNDED, 0), False),
+        ([0, 0], [5000, 0], (UNBOUNDED, 0), False),
+        ([], [], (UNBOUNDED, 0), False),
+    ],
+)
+def test_what_long_keys_are(
+    q_len: list[int], kv_len: list[int], band: tuple[int, int], expected: bool
+) -> None:
+    lengths = np.array(q_len, np.int64), np.array(kv_len, np.int64)
+    assert dispatch.is_long(*lengths, band) is expected
 
 
 @pytest.mark.parametrize("dims", [(80, 80), (96, 96), (112, 112), (192, 192), (192, 128)])

@@ -80,9 +80,15 @@ def assert_right(
         q: queries, where they are not the batch's.
     """
     want, want_lse = oracle64.attend_batch(
-        batch.q if q is None else q, batch.q_lens, batch.keys, batch.values, causal=True
+        batch.q if q is None else q,
+        batch.q_lens,
+        batch.keys,
+        batch.values,
+        causal=True,
+        **batch.oracle_options,
     )
     err, row, far, exact = oracle64.errors(out, lse, want, want_lse)
-    assert err <= BOUNDS["bf16"] and row <= ROW_BOUND and far <= LSE_BOUND, (err, row, far)
+    bound = BOUNDS["fp16" if out.dtype == torch.float16 else "bf16"]
+    assert err <= bound and row <= ROW_BOUND and far <= LSE_BOUND, (err, row, far)
     assert exact
     return err

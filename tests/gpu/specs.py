@@ -11,14 +11,23 @@ from dataclasses import replace
 from itertools import product
 
 from cute_attn import KernelSpec, Problem, UnsupportedSpecError, causal, choose, full
+from cute_attn.api.dispatch import all_specs
 from cute_attn.codegen.kernels import emit_append, emit_merge, emit_merge_states
 from cute_attn.codegen.source import GeneratedKernel
 from tests.gpu import stress
+from tests.gpu.batches import variant_of
 from tests.gpu.check import problem_of
 from tests.gpu.grid import CASES
 
 AnyKernel = KernelSpec | GeneratedKernel
 
+LONG_KERNELS = (  # dtype, head_dim, variant, group: see test_long
+    ("bf16", 64, "causal", 1),
+    ("bf16", 64, "causal", 4),
+    ("fp16", 64, "causal_window", 5),
+    ("bf16", 80, "causal_window", 5),
+    ("fp16", 96, "causal", 4),
+)
 APPENDS = (
     ("bf16", 128, None),
     ("fp16", 64, "half_split"),
@@ -84,6 +93,9 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
             for group, page_size in product((1, 2, 3, 4, 5, 8), (None, 16, 3))
             if page_size is None or group in (1, 4, 5)
         ]
+        for dtype, dim, name, group in LONG_KERNELS:
+            problem = Problem(arch, dtype, dim, dim, group, variant_of(name), None)
+            specs += all_specs(problem)[-2:]
     own = ampere_arch(arch)
     return [
         *with_merges(specs),

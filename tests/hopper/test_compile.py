@@ -15,9 +15,11 @@ from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
 Dims = int | tuple[int, int]  # head_dim, or (head_dim_qk, head_dim_vo)
 
 
-def build(dims: Dims, dtype: str, loader: str, group: int, variant: Variant) -> CompiledKernel:
+def build(
+    dims: Dims, dtype: str, loader: str, group: int, variant: Variant, *, long: bool = False
+) -> CompiledKernel:
     qk, vo = (dims, dims) if isinstance(dims, int) else dims
-    tile = hopper.default_tile(qk, vo, loader, variant)
+    tile = hopper.default_tile(qk, vo, loader, variant, long=long)
     assert tile is not None
     kernel = hopper.emit(
         KernelSpec("sm_90a", "hopper_tile", dtype, qk, vo, loader, group, variant, tile)
@@ -77,9 +79,10 @@ def test_matrix_compiles_clean(case: tuple[Dims, str, str, int, Variant]) -> Non
 def test_sass_is_what_was_meant() -> None:
     kernel = build(128, "bf16", "ragged", 1, full())
     opcodes = count_opcodes(kernel.sass)
-    # QK before the first item, in the step, for the next item and after an item without keys; PV in
-    # the step and in the epilogue: 8 k-steps of 16 each.
-    assert opcodes["HGMMA"] == 6 * 8
+    # QK before the first item, for an item's second block, in the step, for the next item and after
+    # an item without keys; PV in the step, alone where the scores are there, and at the end: 8
+    # k-steps of 16 each.
+    assert opcodes["HGMMA"] == (5 + 3) * 8
     assert "HMMA" not in opcodes
     assert opcodes["UTMALDG"] > 0 and "LDGSTS" not in opcodes  # Q, K and V by TMA
     assert opcodes["USETMAXREG"] == 2
@@ -90,8 +93,8 @@ def test_products_have_the_true_width() -> None:
     """80: five k-steps of QK and a PV of 80 columns; only shared memory is padded."""
     sass = build(80, "fp16", "gather", 1, full()).sass
     widths = Counter(re.findall(r"HGMMA\.64x(\d+)x16", sass))
-    # QK four times, PV in the step and in the epilogue: 128 keys.
-    assert widths == {"128": 4 * 80 // 16, "80": 2 * 128 // 16}
+    # QK five times, PV three times (see above): 128 keys.
+    assert widths == {"128": 5 * 80 // 16, "80": 3 * 128 // 16}
 
 
 def test_gather_copies_are_plain() -> None:
@@ -107,11 +110,32 @@ def test_gather_copies_are_plain() -> None:
     assert "UTMALDG" not in opcodes
 
 
-def test_descriptors_stay_in_uniform_registers() -> None:
-    """In the main loop: computed per lane, they would come over by R2UR, 48 a step."""
-    sass = build(128, "bf16", "ragged", 1, full()).sass
-    (step,) = [loop for loop in loops(sass) if count_opcodes(loop)["HGMMA"] == 16]
-    assert count_opcodes(step)["R2UR"] <= 4
+@pytest.mark.parametrize(
+    ("dims", "loader", "group", "variant"),
+    [
+        (128, "ragged", 1, full()),
+        (128, "ragged", 1, causal()),
+        (128, "paged", 4, causal()),
+        (256, "ragged", 1, causal()),
+    ],
+)
+def test_descriptors_stay_in_uniform_registers(
+    dims: Dims, loader: str, group: int, variant: Variant
+) -> None:
+    """In the main loops: computed per lane, they would come over by R2UR, 48 or 64 a step."""
+    sass = build(dims, "bf16", loader, group, variant).sass
+    steps = [count_opcodes(loop) for loop in loops(sass)]
+    steps = [opcodes for opcodes in steps if opcodes["HGMMA"] >= 16]
+    assert len(steps) == 1 + bool(variant.mask)
+    assert all(opcodes["R2UR"] <= 4 for opcodes in steps)
+
+
+@pytest.mark.parametrize("variant", [causal(), causal() & sliding_window()], ids=lambda v: v.name)
+@pytest.mark.parametrize("group", [1, 4])
+def test_three_consumers_with_a_mask_fit_their_registers(variant: Variant, group: int) -> None:
+    """128 of 160 registers are fragments."""
+    kernel = build(64, "bf16", "ragged", group, variant, long=True)
+    assert kernel.resources.lint() == [] and kernel.resources.registers == 128
 
 
 def loops(sass: str) -> list[str]:

@@ -87,5 +87,6 @@ def test_products_still_overlap_and_the_arithmetic_is_the_same() -> None:
     assert kernel.resources.performance_warnings == ()
     with_them, without = count_opcodes(kernel.sass), count_opcodes(build(plain).sass)
     assert with_them["NANOSLEEP"] >= without["NANOSLEEP"] + 30  # barrier loops have some, too
-    for name in ("HGMMA", "FFMA", "FMUL", "FADD", "FMNMX", "MUFU", "F2FP"):
+    # Not FMUL and F2FP: rows are scaled in one place for both kinds of output, or in two.
+    for name in ("HGMMA", "FFMA", "FADD", "FMNMX", "MUFU"):
         assert with_them[name] == without[name], name

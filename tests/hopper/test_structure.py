@@ -101,7 +101,7 @@ def test_loaders_print_only_their_own_producer() -> None:
 
 def test_gather_producers_wait_for_free_stages_only() -> None:
     source = text(loader="gather", group=3)  # a group whose queries come by cp.async, too
-    producers = source[source.index("void produce_items") : source.index("void start_item")]
+    producers = source[source.index("void produce_items") : source.index("---- consumers")]
     # A copy is waited for once, at the end of each role; it reports to the full barriers itself.
     assert producers.count("cp_async_wait<0>()") == 2 and "cp_async_fence" not in producers
     assert producers.count("_empty[") == 3 and "_full[" in producers

@@ -22,10 +22,11 @@ VARIANTS = [full(), causal(), causal() & sliding_window(), causal() & soft_cap()
 @pytest.mark.parametrize("dims", head_dims())
 @pytest.mark.parametrize("loader", ["ragged", "paged", "gather"])
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
+@pytest.mark.parametrize("long", [False, True])
 def test_every_row_of_the_table_is_feasible(
-    dims: tuple[int, int], loader: str, variant: Variant
+    dims: tuple[int, int], loader: str, variant: Variant, long: bool
 ) -> None:
-    tile = default_tile(*dims, loader, variant)
+    tile = default_tile(*dims, loader, variant, long=long)
     assert tile is not None
     assert tile_reasons(tile, *dims) == []
     assert tile.kv % 16 == 0  # TMA boxes of pages of 16 tokens

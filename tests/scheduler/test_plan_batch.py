@@ -71,6 +71,7 @@ def test_every_pair_is_computed_once(
     plan = plan_batch(requests, geometry, num_blocks, cost=cost, min_piece=min_piece, policy=policy)
     cases.check_coverage(plan, requests, geometry)
     cases.check_slots(plan)
+    cases.check_starts(plan)
     assert plan.num_slots <= max_slots(num_blocks)
     assert plan.block_costs.tolist() == item_costs(plan, requests, geometry, cost)
     if policy == "whole":
@@ -100,6 +101,7 @@ def test_any_positions_are_covered(
     plan = plan_batch(requests, geometry, 5, min_piece=1)
     cases.check_coverage(plan, requests, geometry)
     cases.check_slots(plan)
+    cases.check_starts(plan)
 
 
 @pytest.mark.parametrize("count", [1, 64, 1000, 4096])
@@ -113,6 +115,7 @@ def test_many_requests(count: int, most_queries: int) -> None:
     plan = plan_batch(requests, geometry, 132)
     cases.check_coverage(plan, requests, geometry)
     cases.check_slots(plan)
+    cases.check_starts(plan)
 
 
 @given(any_lengths, cases.geometries, cases.num_blocks, cases.costs)
@@ -242,7 +245,7 @@ def test_long_prefill_is_mostly_whole() -> None:
     assert plan.num_whole_tiles > 0.95 * plan.num_tiles
     assert plan.num_split_tiles < 0.01 * plan.num_tiles
     assert plan.imbalance < 1.002
-    assert plan.buffer.nbytes < 6000 + 2 * 132 * MAX_LISTED_ROUNDS
+    assert plan.buffer.nbytes < 6000 + 64 * 132 + 2 * 132 * MAX_LISTED_ROUNDS
 
 
 def test_splitting_must_pay() -> None:

@@ -63,6 +63,20 @@ struct Request {
 };
 static_assert(sizeof(Request) == 32);
 
+// All that a block needs for its first item, in 64 bytes.
+struct alignas(16) Start {
+  int tile;
+  int request;
+  int window_left;
+  int window_right;
+  Request record;
+  int num_whole_tiles;
+  int num_requests;
+  int first_listed_round;
+  int places;
+};
+static_assert(sizeof(Start) == 64);
+
 struct Plan {
   int const* buffer;
   int num_blocks;
@@ -70,18 +84,18 @@ struct Plan {
   CUTE_DEVICE PlanHeader const& header() const {
     return *reinterpret_cast<PlanHeader const*>(buffer);
   }
-  CUTE_DEVICE Split split(int i) const { return reinterpret_cast<Split const*>(buffer + 16)[i]; }
+  CUTE_DEVICE Start const& start(int i) const {
+    return reinterpret_cast<Start const*>(buffer + 16)[i];
+  }
+  CUTE_DEVICE Split split(int i) const {
+    return reinterpret_cast<Split const*>(buffer + 16 + 16 * num_blocks)[i];
+  }
   CUTE_DEVICE Cut const& cut(int i) const {
-    return reinterpret_cast<Cut const*>(buffer + 16 + 4 * num_blocks)[i];
+    return reinterpret_cast<Cut const*>(buffer + 16 + 20 * num_blocks)[i];
   }
   CUTE_DEVICE Request const* requests() const {
-    int const cuts_end = 16 + 4 * num_blocks + 6 * (num_blocks + 1);
+    int const cuts_end = 16 + 20 * num_blocks + 6 * (num_blocks + 1);
     return reinterpret_cast<Request const*>(buffer + (cuts_end + 7) / 8 * 8);
-  }
-  // Tile that a block takes in a listed round, counted from the first listed round's first tile.
-  CUTE_DEVICE int place(int listed_round, int block) const {
-    auto places = reinterpret_cast<unsigned short const*>(buffer + header().places);
-    return places[listed_round * num_blocks + block];
   }
 };
 
@@ -119,24 +133,30 @@ struct Item {
 template <int kTileQ, int kTileKV, int kGroup>
 class WorkWalker {
  public:
+  // Loads that do not wait for each other (tile and num_whole_tiles: both sectors of the start):
+  // the plan may have to come from HBM, and nothing else happens before the first item is known.
   CUTE_DEVICE WorkWalker(int const* plan, int num_kv_heads)
-      : plan_{plan, static_cast<int>(gridDim.x)},
-        num_kv_heads_(num_kv_heads),
-        num_whole_(plan_.header().num_whole_tiles) {
-    enter_round();
+      : plan_{plan, static_cast<int>(gridDim.x)}, num_kv_heads_(num_kv_heads) {
+    Cut const first = plan_.cut(blockIdx.x);
+    last_ = plan_.cut(blockIdx.x + 1);
+    tile_ = start().tile;
+    request_ = start().request;
+    if (tile_ >= start().num_whole_tiles) enter_line(first);
   }
 
   // The next item of this block; false when there is none left.
   CUTE_DEVICE bool next(Item& item) {
     if (!on_line_) {
-      request_ = find_request(tile_);
+      if (round_ > 0) request_ = find_request(tile_);
       fill(item);
       ++round_;
       enter_round();
       return true;
     }
     if (tile_ > last_.tile || (tile_ == last_.tile && offset_ >= last_.block)) return false;
-    while (tile_ >= plan_.requests()[request_ + 1].tile_begin) ++request_;
+    if (!at_start_) {
+      while (tile_ >= plan_.requests()[request_ + 1].tile_begin) ++request_;
+    }
     fill(item);
     int begin = item.block_begin + offset_;
     int end = tile_ == last_.tile ? item.block_begin + last_.block : item.block_end;
@@ -155,24 +175,25 @@ class WorkWalker {
   }
 
  private:
+  CUTE_DEVICE Start const& start() const { return plan_.start(blockIdx.x); }
+
   // This block's tile of the round; the line if it has none.
   CUTE_DEVICE void enter_round() {
     int blocks = gridDim.x, block = blockIdx.x;
     tile_ = round_ * blocks;
-    if (tile_ < num_whole_) {
-      int first_listed = plan_.header().first_listed_round;
+    if (tile_ < start().num_whole_tiles) {
+      int const first_listed = start().first_listed_round;
       if (round_ < first_listed) {  // snake order: upwards through the blocks, then downwards
         tile_ += round_ % 2 ? blocks - 1 - block : block;
       } else {
-        tile_ = first_listed * blocks + plan_.place(round_ - first_listed, block);
+        auto places = reinterpret_cast<unsigned short const*>(plan_.buffer + start().places);
+        tile_ = first_listed * blocks + places[(round_ - first_listed) * blocks + block];
       }
     }
-    if (tile_ >= num_whole_) enter_line();
+    if (tile_ >= start().num_whole_tiles) enter_line(plan_.cut(block));
   }
 
-  CUTE_DEVICE void enter_line() {
-    Cut first = plan_.cut(blockIdx.x);
-    last_ = plan_.cut(blockIdx.x + 1);
+  CUTE_DEVICE void enter_line(Cut const& first) {
     tile_ = first.tile;
     offset_ = first.block;
     request_ = first.request;
@@ -185,7 +206,7 @@ class WorkWalker {
   // may go back to earlier records.
   CUTE_DEVICE int find_request(int tile) const {
     int low = tile >= plan_.requests()[request_].tile_begin ? request_ : 0;
-    int high = plan_.header().num_requests;
+    int high = start().num_requests;
     while (high - low > 1) {
       int middle = (low + high) / 2;
       if (plan_.requests()[middle].tile_begin <= tile) {
@@ -197,8 +218,9 @@ class WorkWalker {
     return low;
   }
 
-  CUTE_DEVICE void fill(Item& item) const {
-    Request const request = plan_.requests()[request_];
+  CUTE_DEVICE void fill(Item& item) {
+    Request const request = at_start_ ? start().record : plan_.requests()[request_];
+    at_start_ = false;
     TilePlace place =
         locate_tile<kTileQ, kGroup>(request, tile_ - request.tile_begin, num_kv_heads_);
     item.request = request;
@@ -211,26 +233,25 @@ class WorkWalker {
     int first_token = item.row_begin / kGroup;
     int last_token = (item.row_begin + item.num_rows - 1) / kGroup;
     int shift = request.q_pos - request.kv_pos;
-    int low = max(shift + first_token - plan_.header().window_left, 0);
-    int high = min(shift + last_token + plan_.header().window_right + 1, request.kv_len);
+    int low = max(shift + first_token - start().window_left, 0);
+    int high = min(shift + last_token + start().window_right + 1, request.kv_len);
     item.block_begin = low / kTileKV;
     item.block_end = high > low ? (high + kTileKV - 1) / kTileKV : item.block_begin;
-    int interior_low = max(shift + last_token - plan_.header().window_left, 0);
-    int interior_high =
-        max(min(shift + first_token + plan_.header().window_right + 1, request.kv_len), 0);
+    int interior_low = max(shift + last_token - start().window_left, 0);
+    int interior_high = max(min(shift + first_token + start().window_right + 1, request.kv_len), 0);
     item.interior_begin = (interior_low + kTileKV - 1) / kTileKV;
     item.interior_end = interior_high / kTileKV;
   }
 
   Plan plan_;
   int num_kv_heads_;
-  int num_whole_;
   int tile_ = 0;
   int offset_ = 0;
   int request_ = 0;
   int slot_ = -1;
   int round_ = 0;
   bool on_line_ = false;
+  bool at_start_ = true;
   Cut last_;
 };
 

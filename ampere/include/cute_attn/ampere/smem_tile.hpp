@@ -8,20 +8,9 @@
 #pragma once
 
 #include <cute/arch/copy_sm75.hpp>
+#include <cute_attn/opaque.hpp>
 
 namespace cute_attn::ampere {
-
-// Hides from the compiler that x is the same in every iteration of a loop. What depends on it is
-// then computed in the loop, for a few instructions, and not ahead of it, for registers that are
-// scarce.
-CUTE_DEVICE unsigned opaque(unsigned x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-CUTE_DEVICE int64_t opaque(int64_t x) {
-  asm volatile("" : "+l"(x));
-  return x;
-}
 
 constexpr int kChunk = 8;   // elements of 16 bytes
 constexpr int kPanel = 64;  // columns

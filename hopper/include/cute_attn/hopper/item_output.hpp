@@ -7,17 +7,33 @@
 #include <cute_attn/elements.hpp>
 #include <cute_attn/hopper/ring.hpp>
 #include <cute_attn/hopper/wgmma.hpp>
+#include <cute_attn/opaque.hpp>
 #include <cute_attn/output.hpp>
-#include <cute_attn/piece_merge.hpp>
+#include <cute_attn/shared_merge.hpp>
 #include <cute_attn/work.hpp>
 
 namespace cute_attn {
 
+// What the accumulators hold when an item has seen all its keys.
+struct Finished {
+  bool any = false;           // false: nothing
+  float inverse[2], lse2[2];  // see LazySoftmax::finish
+};
+
 // Consumer warpgroups of kWarps warps in all, 64 rows each, write (kTileQ, kColumns) tiles.
-template <class Params, class Element, int kTileQ, int kColumns, int kGroup, int kWarps>
+// kByLines: for kernels that wait for the stores.
+template <class Params, class Element, int kTileQ, int kColumns, int kGroup, int kWarps,
+          bool kByLines>
 struct ItemOutput {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr float kLn2 = 0.6931471805599453f;
+  using Lanes = RowLanes<kColumns>;
+  // Rows and pieces that are merged together: what the registers hold beside the next item's
+  // scores.
+  static constexpr int kRows = kWarps == 8 && Lanes::kVectors <= 3 ? 2 : 1;
+  static constexpr int kRowStep = kThreads / Lanes::kLanes;
+  static_assert(kTileQ % (kRows * kRowStep) == 0);
+  using Merge = TileMerge<kRows * kRowStep>;
 
   // Where a packed row of the item begins in the output, and its place in lse.
   CUTE_DEVICE static Element* output_row(Params const& params, Item const& item, int row) {
@@ -33,6 +49,26 @@ struct ItemOutput {
         .lse[token * (params.num_kv_heads * kGroup) + item.kv_head * kGroup + packed % kGroup];
   }
 
+  // The end of an item. idle: the block has no more items. `merge` is in shared memory.
+  CUTE_DEVICE static void write_item(Params const& params, Item const& item, int consumer,
+                                     float const (&out)[kColumns / 2], Finished const& finished,
+                                     bool idle, Merge& merge) {
+    write(params, item, consumer, out, finished.inverse, finished.lse2);
+    if (warp_uniform(item.slot) >= 0) finish_piece(params, item, consumer, idle, merge);
+  }
+
+  // An item without keys: output 0, lse -inf.
+  CUTE_DEVICE static void write_empty(Params const& params, Item const& item, int consumer) {
+    constexpr int kPieces = kColumns / 8;  // 16 bytes each
+#pragma unroll 1
+    for (int i = consumer * 128 + threadIdx.x % 128; i < item.num_rows * kPieces; i += kThreads) {
+      int const row = i / kPieces, piece = i % kPieces;
+      *reinterpret_cast<uint4*>(output_row(params, item, row) + 8 * piece) = make_uint4(0, 0, 0, 0);
+      if (params.lse != nullptr && piece == 0) lse_place(params, item, row) = neg_infinity();
+    }
+  }
+
+ private:
   // Writes the item's rows: the output, or a partial slot if other items share the tile. out: this
   // thread's part of (64, kColumns).
   CUTE_DEVICE static void write(Params const& params, Item const& item, int consumer,
@@ -48,7 +84,12 @@ struct ItemOutput {
         store_partial_row(out, half, inverse[half], params.partial_out + slot_row * kColumns);
         if (threadIdx.x % 4 == 0) params.partial_lse[slot_row] = lse2[half];
       } else {
-        store_row(out, half, inverse[half], output_row(params, item, row), valid);
+        Element* const to = output_row(params, item, row);
+        if constexpr (kByLines) {
+          store_row_by_lines(out, half, inverse[half], to, valid);
+        } else {
+          store_row(out, half, inverse[half], to, valid);
+        }
         if (params.lse != nullptr && valid && threadIdx.x % 4 == 0) {
           lse_place(params, item, row) = lse2[half] * kLn2;
         }
@@ -56,61 +97,51 @@ struct ItemOutput {
     }
   }
 
-  // An item without keys: output 0, lse -inf.
-  CUTE_DEVICE static void write_empty(Params const& params, Item const& item, int consumer) {
-    constexpr int kPieces = kColumns / 8;  // 16 bytes each
+  // All consumers, after the partial result of a piece: merges what this block has to merge of the
+  // tile.
+  CUTE_DEVICE static void finish_piece(Params const& params, Item const& item, int consumer,
+                                       bool idle, Merge& merge) {
+    constexpr int kReads = 4 * kRows;
+    constexpr int kInFlight = Lanes::kVectors < kReads ? kReads / Lanes::kVectors : 1;
+    unsigned const here = opaque(threadIdx.x);  // nothing of this is kept in registers meanwhile
+    int const thread = consumer * 128 + here % 128;
+    int const lane = thread % Lanes::kLanes;
+    cutlass::arch::NamedBarrier::sync(kThreads, kPieceDone);
+    if (thread == 0) merge.arrive(params.plan, params.arrivals, item, idle);
+    for (;;) {
+      if (thread == 0) merge.find_share();
+      cutlass::arch::NamedBarrier::sync(kThreads, kPieceDone);
+      MergeShare const& share = merge.share;  // read as needed: registers are few here
+      if (share.row_begin == share.row_end) return;
+      int const begin = share.row_begin + thread / Lanes::kLanes;
 #pragma unroll 1
-    for (int i = consumer * 128 + threadIdx.x % 128; i < item.num_rows * kPieces; i += kThreads) {
-      int const row = i / kPieces, piece = i % kPieces;
-      *reinterpret_cast<uint4*>(output_row(params, item, row) + 8 * piece) = make_uint4(0, 0, 0, 0);
-      if (params.lse != nullptr && piece == 0) lse_place(params, item, row) = neg_infinity();
+      for (int row = begin; row < share.row_end; row += kRows * kRowStep) {
+        compiler_fence();
+        int64_t const first = int64_t(share.first_slot) * kTileQ + row;
+        MergeState<Lanes::kVectors> state[kRows];
+        merge_rows<kRows, kRowStep, kInFlight, kTileQ, kColumns>(
+            params.partial_out + first * kColumns + 4 * lane, params.partial_lse + first,
+            share.num_slots, state);
+        CUTE_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          int const own = row + r * kRowStep;
+          if (own < share.row_end) write_merged(params, item, own, lane, state[r]);
+        }
+      }
+      cutlass::arch::NamedBarrier::sync(kThreads, kPieceDone);  // all have read the share
     }
   }
 
-  // All consumers, after the partial result of a piece: those who finished the tile's last piece
-  // merge all of them, in slot order, and write the output. shared_pieces is in shared memory.
-  CUTE_DEVICE static void finish_piece(Params const& params, Item const& item, int consumer,
-                                       PieceSlots& shared_pieces) {
-    using Lanes = RowLanes<kColumns>;
-    // Rows and pieces that are read together: what the registers hold beside the next item's
-    // scores.
-    constexpr int kRows = kWarps == 8 ? 2 : 1;
-    constexpr int kReads = 4 * kRows;
-    constexpr int kInFlight = Lanes::kVectors < kReads ? kReads / Lanes::kVectors : 1;
-    int const thread = consumer * 128 + threadIdx.x % 128;
-    __threadfence();  // our partial result before our arrival
-    cutlass::arch::NamedBarrier::sync(kThreads, kPieceDone);
-    if (thread == 0) shared_pieces = arrive_piece(params.plan, params.arrivals, item);
-    cutlass::arch::NamedBarrier::sync(kThreads, kPieceDone);
-    PieceSlots const pieces = shared_pieces;
-    if (pieces.count == 0) return;
-
-    int const lane = thread % Lanes::kLanes;
-    constexpr int kRowStep = kThreads / Lanes::kLanes;
-    static_assert(kTileQ % (kRows * kRowStep) == 0);
-#pragma unroll 1
-    for (int row = thread / Lanes::kLanes; row < item.num_rows; row += kRows * kRowStep) {
-      int64_t const first = int64_t(pieces.first) * kTileQ + row;
-      MergeState<Lanes::kVectors> state[kRows];
-      merge_rows<kRows, kRowStep, kInFlight, kTileQ, kColumns>(
-          params.partial_out + first * kColumns + 4 * lane, params.partial_lse + first,
-          pieces.count, state);
-      CUTE_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        int const own = row + r * kRowStep;
-        if (own >= item.num_rows) continue;
-        Element* const to = output_row(params, item, own) + 4 * lane;
-        CUTE_UNROLL
-        for (int v = 0; v < Lanes::kVectors; ++v) {
-          float4 const value = state[r].normalised(v);
-          *reinterpret_cast<uint2*>(to + 4 * v * Lanes::kLanes) =
-              make_uint2(pack<Element>(value.x, value.y), pack<Element>(value.z, value.w));
-        }
-        if (params.lse != nullptr && lane == 0) {
-          lse_place(params, item, own) = state[r].lse2() * kLn2;
-        }
-      }
+  CUTE_DEVICE static void write_merged(Params const& params, Item const& item, int row, int lane,
+                                       MergeState<RowLanes<kColumns>::kVectors> const& state) {
+    Element* const to = output_row(params, item, row) + 4 * lane;
+    CUTE_UNROLL
+    for (int v = 0; v < Lanes::kVectors; ++v) {
+      float4 const value = state.normalised(v);
+      *reinterpret_cast<uint2*>(to + 4 * v * Lanes::kLanes) =
+          make_uint2(pack<Element>(value.x, value.y), pack<Element>(value.z, value.w));
     }
+    if (params.lse != nullptr && lane == 0) lse_place(params, item, row) = state.lse2() * kLn2;
   }
 };
 

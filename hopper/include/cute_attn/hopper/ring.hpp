@@ -8,7 +8,7 @@ namespace cute_attn {
 
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;  // counts arrivals and TMA bytes
 struct CopiedBarrier : FullBarrier {};               // a full barrier of what cp.async writes
-using EmptyBarrier = cutlass::arch::ClusterBarrier;  // counts consumer warps
+using EmptyBarrier = cutlass::arch::ClusterBarrier;  // counts consumer warps, q_empty their lanes
 
 // Named barriers of the consumers, numbered from the first one that CUTLASS leaves to its users.
 constexpr int kPieceDone = 0;   // all consumers
@@ -25,11 +25,19 @@ CUTE_DEVICE void wait_full(CopiedBarrier& full, uint32_t parity, bool landed = f
   cutlass::arch::fence_view_async_shared();
 }
 
-// Every consumer warp releases what it has read (a stage, or an item and its Q tile) through its
-// first lane.
+// CUTLASS's waits and arrivals say nothing about memory to the compiler: no access moves past this.
+CUTE_DEVICE void compiler_fence() { asm volatile("" ::: "memory"); }
+
+// Every consumer warp releases a stage that its products have read through its first lane.
 CUTE_DEVICE void release(EmptyBarrier& empty) {
   __syncwarp();
   empty.arrive(0u, threadIdx.x % 32 == 0);
+}
+
+// Every lane of the consumers releases an item and its Q tile, because each has read the record.
+CUTE_DEVICE void release_item(EmptyBarrier& empty) {
+  compiler_fence();
+  empty.arrive();
 }
 
 // A position in a ring: the stage, and the parity of the pass through the ring. A consumer starts
@@ -57,22 +65,22 @@ struct RingPosition {
 };
 
 // Initialises the barriers of a kernel's shared memory, by one thread: how many arrive at the full
-// barriers of Q, at those of K and V, and at the empty ones.
+// barriers of Q, at those of K and V, and how many consumer warps there are.
 template <class Smem>
-CUTE_DEVICE void init_barriers(Smem& smem, int q_full, int kv_full, int empty) {
+CUTE_DEVICE void init_barriers(Smem& smem, int q_full, int kv_full, int warps) {
   constexpr int kStagesQ = sizeof(smem.q_full) / sizeof(smem.q_full[0]);
   constexpr int kStages = sizeof(smem.k_full) / sizeof(smem.k_full[0]);
   CUTE_UNROLL
   for (int i = 0; i < kStagesQ; ++i) {
     smem.q_full[i].init(q_full);
-    smem.q_empty[i].init(empty);
+    smem.q_empty[i].init(32 * warps);
   }
   CUTE_UNROLL
   for (int i = 0; i < kStages; ++i) {
     smem.k_full[i].init(kv_full);
     smem.v_full[i].init(kv_full);
-    smem.k_empty[i].init(empty);
-    smem.v_empty[i].init(empty);
+    smem.k_empty[i].init(warps);
+    smem.v_empty[i].init(warps);
   }
   cutlass::arch::fence_barrier_init();
 }

@@ -73,8 +73,17 @@ struct PagedRows {
     }
   }
 
-  CUTE_DEVICE int row_in_page(int key) const {
-    return divider.row_in_page(key, divider.page_of(key));
+  // Where the own rows of a block begin in a pool, from the first row of a head on.
+  template <class Element>
+  CUTE_DEVICE void locate(Request const& request, int block, int const (&pages)[Rows::kOwn],
+                          Element const* head, int64_t page_stride, int64_t token_stride,
+                          Element const* (&own)[Rows::kOwn]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < Rows::kOwn; ++i) {
+      int const key = own_key(request, block, i);
+      int const row = divider.row_in_page(key, divider.page_of(key));
+      own[i] = head + pages[i] * page_stride + row * token_stride;
+    }
   }
 };
 

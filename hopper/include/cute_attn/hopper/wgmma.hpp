@@ -107,4 +107,22 @@ CUTE_DEVICE void issue_pv(uint32_t const (&p)[P], Operand v, float (&out)[N]) {
   fence_fragment(out);
 }
 
+// The two products of a kernel, on stages of its rings.
+template <class QkMma, class PvMma, int kTileQ, int kTileKV, int kHeadDimQK>
+struct TileProducts {
+  // score = Q K^T
+  template <class Smem, class Ring>
+  CUTE_DEVICE static void issue_scores(Smem& smem, Operand q, Ring ring,
+                                       float (&score)[kTileKV / 2]) {
+    issue_qk<QkMma, kTileQ, kTileKV, kHeadDimQK>(q, Operand(smem.k[ring.stage], 0), score);
+  }
+
+  // out += P V
+  template <class Smem, class Ring, int N>
+  CUTE_DEVICE static void issue_output(Smem& smem, uint32_t const (&p)[kTileKV / 4], Ring ring,
+                                       float (&out)[N]) {
+    issue_pv<PvMma, kTileKV>(p, Operand(smem.v[ring.stage], kTileKV * 128), out);
+  }
+};
+
 }  // namespace cute_attn

@@ -1,0 +1,48 @@
+// The consumers' side of the items: records in shared memory, published with their Q tiles.
+#pragma once
+
+#include <cute_attn/hopper/lazy_softmax.hpp>
+#include <cute_attn/hopper/ring.hpp>
+#include <cute_attn/hopper/wgmma.hpp>
+#include <cute_attn/work.hpp>
+
+namespace cute_attn {
+
+// Record of the block's item number `index`: it stays until the item after the next has released
+// its Q tile. One record more than Q tiles.
+template <class Smem>
+CUTE_DEVICE Item const& item_record(Smem& smem, unsigned index) {
+  return smem.item[index % (sizeof(smem.item) / sizeof(smem.item[0]))];
+}
+
+CUTE_DEVICE bool has_rows(Item const& item) { return warp_uniform(item.num_rows) > 0; }
+CUTE_DEVICE bool has_keys(Item const& item) {
+  return warp_uniform(item.block_begin) < warp_uniform(item.block_end);
+}
+
+// Waits for an item with its Q tile, and for the K of its last block, with which it begins.
+template <class Smem, class Ring>
+CUTE_DEVICE void await_item(Smem& smem, unsigned index, Ring ring) {
+  constexpr int kStagesQ = sizeof(smem.q_full) / sizeof(smem.q_full[0]);
+  wait_full(smem.q_full[index % kStagesQ], index / kStagesQ % 2);
+  compiler_fence();  // the record is read behind the wait
+  Item const& item = item_record(smem, index);
+  if (has_rows(item) && has_keys(item)) wait_full(smem.k_full[ring.stage], ring.parity);
+}
+
+// Calls f(score, head, q_idx, key) for this thread's scores of one KV block; key: index in the
+// request.
+template <int kTileKV, int kGroup, int N, class F>
+CUTE_DEVICE void for_each_position(Item const& item, int consumer, int block, float (&score)[N],
+                                   F f) {
+  CUTE_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    int const packed = item.row_begin + thread_row(consumer) + 8 * half;
+    int const q_idx = item.request.q_pos + packed / kGroup;
+    int const head = item.kv_head * kGroup + packed % kGroup;
+    int const key = block * kTileKV + 2 * (threadIdx.x % 4);
+    for_each_score(score, half, [&](float& s, int column) { f(s, head, q_idx, key + column); });
+  }
+}
+
+}  // namespace cute_attn
