@@ -12,6 +12,7 @@ import pytest
 from pycute.swizzle import Swizzle
 
 from cute_attn import ampere
+from cute_attn.codegen.source import INCLUDE_DIR
 
 COMPILER = next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler (g++, clang++ or c++)")
@@ -97,10 +98,12 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     folder = tmp_path_factory.mktemp("smem_tile")
     (folder / "cute" / "arch").mkdir(parents=True)
     (folder / "cute" / "arch" / "copy_sm75.hpp").write_text(COPY_SM75)
+    (folder / "cute" / "config.hpp").write_text("#include <cute/arch/copy_sm75.hpp>\n")
     (folder / "main.cpp").write_text(PROGRAM)
     assert COMPILER is not None
+    folders = (folder, INCLUDE, INCLUDE_DIR)
     subprocess.run(
-        [COMPILER, "-std=c++17", "-O1", f"-I{folder}", f"-I{INCLUDE}", "main.cpp", "-o", "main"],
+        [COMPILER, "-std=c++17", "-O1", *(f"-I{at}" for at in folders), "main.cpp", "-o", "main"],
         check=True,
         cwd=folder,
     )

@@ -16,7 +16,7 @@ from tests.gpu.grid import CASES, LAYOUTS, LENGTHS, MEMORY, PAGE_SIZES, VARIANTS
 from tests.gpu.specs import grid_kernels
 
 LONGEST = 129
-MAX_KERNELS = 110
+MAX_KERNELS = 115  # with the tiles for long keys, which a few cases take
 
 
 @pytest.mark.parametrize("case", CASES[::13], ids=str)
