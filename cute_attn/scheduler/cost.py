@@ -101,7 +101,7 @@ class CostModel:
         row_key_ps: tensor-core picoseconds per (packed query row, key).
         key_ps: picoseconds to read one key and its value from HBM at the block's fair share.
         partial_row_ps: picoseconds to write one packed row of a partial result.
-        merge_ns: what a merge adds to the step: the last arriver's counter and latencies.
+        merge_ns: what a merge adds to the step: counters and latencies.
         merge_row_ps: picoseconds for one block to read one packed row of a partial result.
         merge_shared: 1: the blocks of a tile's pieces share its merge; 0: one of them does it all.
         key_bytes: bytes of one key and its value in one KV head.

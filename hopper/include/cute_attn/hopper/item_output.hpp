@@ -1,5 +1,5 @@
 // The end of an item: its rows go to the output, or to a partial slot if other items share the
-// tile; the block that finishes the last piece of a tile merges them. Packed row r of a tile is
+// tile, which blocks without further items merge (shared_merge.hpp). Packed row r of a tile is
 // token r / group, head r % group of the KV head's group.
 #pragma once
 
