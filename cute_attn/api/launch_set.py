@@ -113,7 +113,6 @@ class LaunchSet:
             spec.head_dim_qk,
             spec.head_dim_vo,
             schedule=spec.schedule,
-            tile_q=spec.tile.q,
             blocks_per_sm=spec.tile.blocks_per_sm,
         )
         self.kernel = build(spec)

@@ -89,7 +89,6 @@ def plan_step(step: Step, spec: KernelSpec, num_blocks: int) -> PlanFacts:
         spec.head_dim_qk,
         spec.head_dim_vo,
         schedule=spec.schedule,
-        tile_q=spec.tile.q,
         blocks_per_sm=spec.tile.blocks_per_sm,
     )
     times = []

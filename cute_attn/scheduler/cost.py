@@ -51,13 +51,11 @@ class Family:
         tile_ns: fixed cost of an item: Q load, pipeline fill and drain, output.
         masked_ns: what the masked KV blocks at one end of the visible band cost more than others.
         efficiency: share of `Gpu.tflops` that the loop over KV blocks reaches.
-        partial_ps: to write one float32 of a partial row; 0: at the fair share of the bandwidth.
     """
 
     tile_ns: int
     masked_ns: int
     efficiency: float
-    partial_ps: int = 0
 
 
 # Per family, by the largest head_dim a row is for. A fit: time of an item over its KV blocks, full
@@ -65,18 +63,13 @@ class Family:
 _FAMILIES: dict[str, dict[int, Family]] = {
     "hopper_tile": {
         # The exponentials bound it: 1.25 us per 128 keys, where the products take 0.7.
-        64: Family(tile_ns=1700, masked_ns=300, efficiency=0.60, partial_ps=80),
-        # 1.4 us per 128 keys. 1.9 us: the first block and the output are no step.
-        128: Family(tile_ns=1900, masked_ns=300, efficiency=0.98, partial_ps=80),
+        64: Family(tile_ns=2000, masked_ns=300, efficiency=0.60),
+        # 1.4 us per 128 keys. 3.5 us: Q 32 KB, first K block, last P V, output.
+        128: Family(tile_ns=3500, masked_ns=300, efficiency=0.98),
         # One stage of Q (48 KB) at (192, 128): nothing of the next item is there when one ends.
-        192: Family(tile_ns=4000, masked_ns=300, efficiency=0.95, partial_ps=80),
+        192: Family(tile_ns=4000, masked_ns=300, efficiency=0.95),
         # 1.9 us per 80 keys. One stage of Q, of 64 KB, and as much to write.
-        256: Family(tile_ns=6500, masked_ns=300, efficiency=0.92, partial_ps=80),
-    },
-    # Three consumer warpgroups: 1.9 us per 128 keys and 192 rows.
-    "hopper_tile of 192 rows": {
-        64: Family(tile_ns=4300, masked_ns=300, efficiency=0.60, partial_ps=80),
-        96: Family(tile_ns=4300, masked_ns=300, efficiency=0.80, partial_ps=80),
+        256: Family(tile_ns=6000, masked_ns=300, efficiency=0.92),
     },
     # mma.sync: 1k and 4k keys at two blocks per SM, 6 us + 46 us per 1k keys at head_dim 128. The
     # diagonal blocks are no dearer than others where softmax is not what is waited for.
@@ -101,9 +94,8 @@ class CostModel:
         row_key_ps: tensor-core picoseconds per (packed query row, key).
         key_ps: picoseconds to read one key and its value from HBM at the block's fair share.
         partial_row_ps: picoseconds to write one packed row of a partial result.
-        merge_ns: what a merge adds to the step: counters and latencies.
-        merge_row_ps: picoseconds for one block to read one packed row of a partial result.
-        merge_shared: 1: the blocks of a tile's pieces share its merge; 0: one of them does it all.
+        merge_ns: what a merge adds to the step: the last arriver's counter and latencies.
+        merge_row_ps: picoseconds for the last arriver to read one packed row of a partial result.
         key_bytes: bytes of one key and its value in one KV head.
     """
 
@@ -115,7 +107,6 @@ class CostModel:
     key_bytes: int = 512
     masked_ns: int = 0
     merge_row_ps: int = 4000
-    merge_shared: int = 0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -131,7 +122,6 @@ class CostModel:
         head_dim_vo: int = 128,
         *,
         schedule: str = "ampere_decode",
-        tile_q: int = 128,
         element_bytes: int = 2,
         blocks_per_sm: int = 1,
         gpu: Gpu = H200,
@@ -141,7 +131,6 @@ class CostModel:
         Args:
             head_dim_qk, head_dim_vo: elements.
             schedule: kernel family, as in the kernel's spec.
-            tile_q: packed query rows of its tile.
             element_bytes: of K and V.
             blocks_per_sm: resident blocks that share one SM's tensor cores and bandwidth.
             gpu: ceilings.
@@ -151,7 +140,7 @@ class CostModel:
         """
         if schedule not in _FAMILIES:
             raise ValueError(f"schedule is {schedule!r}; known: {', '.join(_FAMILIES)}")
-        rows = _FAMILIES.get(f"{schedule} of {tile_q} rows", _FAMILIES[schedule])
+        rows = _FAMILIES[schedule]
         dim = max(head_dim_qk, head_dim_vo)
         family = rows[min((d for d in rows if d >= dim), default=max(rows))]
         compute_bound = 1 if schedule == "ampere_decode" else blocks_per_sm
@@ -163,13 +152,9 @@ class CostModel:
             masked_ns=family.masked_ns * compute_bound,
             row_key_ps=max(1, round(2 * (head_dim_qk + head_dim_vo) / sm_flops_per_ps)),
             key_ps=max(1, round(key_bytes / sm_bytes_per_ps)),
-            partial_row_ps=(
-                family.partial_ps * (head_dim_vo + 1)
-                or round(4 * (head_dim_vo + 1) / sm_bytes_per_ps)
-            ),
+            partial_row_ps=round(4 * (head_dim_vo + 1) / sm_bytes_per_ps),
             key_bytes=key_bytes,
             merge_row_ps=round(4 * (head_dim_vo + 1) / gpu.sm_read_gbps * 1000),
-            merge_shared=int(schedule == "hopper_tile"),
         )
 
     def item(self, geometry: Geometry) -> int:

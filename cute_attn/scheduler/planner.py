@@ -251,8 +251,6 @@ def _merge_cost(records: Records, runs: Runs, cuts: Cuts, slots: Slots, cost: Co
     _, first, pieces = slots
     if first.size == 0:
         return 0
-    if cost.merge_shared:
-        pieces = np.ones_like(pieces)
     return cost.merge_ns + int((pieces * records.merge_cost[runs.record[cuts.run[first]]]).max())
 
 

@@ -4,8 +4,7 @@ A fluid model. Each thread block has a time it needs if nobody else read (`alone
 or its loads at the most one SM can read), and bytes it takes from HBM. Blocks progress together;
 the device's bandwidth is shared max-min fairly, so a block's reading speed depends on how many
 others read. What several query tiles of one request and head read is counted once: they find it in
-the L2 cache. The block that finishes the last piece of a split tile merges it, or its share of the
-rows where blocks share merges.
+the L2 cache. The block that finishes the last piece of a split tile merges it.
 
 It is a prediction for comparing schedules, with launch overhead, clocks and cache misses left out.
 """
@@ -172,8 +171,6 @@ def _merges(
     in_time = np.argsort(ends[pieces], kind="stable")
     last = np.zeros(size.size, np.int64)
     last[tile[in_time]] = pieces[in_time]  # of one tile's pieces the last assignment stays
-    if cost.merge_shared:  # rows / size of them, `size` pieces each
-        size = np.ones_like(size)
     us = (cost.merge_ns + size * table[last, 4] * cost.merge_row_ps / 1000) / 1000
     return _sum(of_block[last], us, count)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_attn import KernelSpec, Problem, Variant, causal, choose, full, sliding_window
-from cute_attn.abi import UNBOUNDED
 from cute_attn.api.dispatch import is_long
 
 SMALL_ROWS = 16
@@ -141,9 +140,8 @@ class Case:
             self.page_size,
         )
         small = max(self.q_lens) * self.group <= SMALL_ROWS
-        right = 0 if self.is_causal else UNBOUNDED
-        left = UNBOUNDED if self.window is None else self.window - 1
-        long = is_long(np.array(self.q_lens), np.array(self.kv_lens), (left, right))
+        band = self.variant.band.resolve(self.variant.values(self.scalars))
+        long = is_long(np.array(self.q_lens), np.array(self.kv_lens), band)
         return choose(problem, small=small, long=long, schedule=schedule)
 
 

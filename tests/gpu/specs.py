@@ -11,14 +11,17 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
+
 from cute_attn import KernelSpec, Problem, UnsupportedSpecError, causal, choose, full
-from cute_attn.api.dispatch import all_specs
+from cute_attn.abi import UNBOUNDED
+from cute_attn.api.dispatch import all_specs, is_long
 from cute_attn.codegen.kernels import emit_append, emit_merge, emit_merge_states
 from cute_attn.codegen.source import GeneratedKernel
 from tests.gpu import stress
 from tests.gpu.batches import variant_of
 from tests.gpu.check import problem_of
-from tests.gpu.grid import CASES
+from tests.gpu.grid import CASES, Case
 
 AnyKernel = KernelSpec | GeneratedKernel
 
@@ -63,12 +66,27 @@ def serving_problem(arch: str, page_size: int | None, *, is_causal: bool = True)
     return Problem(arch, "bf16", 128, 128, 4, variant, page_size)
 
 
-def grid_kernels(arch: str) -> list[AnyKernel]:
-    """Kernels of the grid; what cannot be generated on `arch` is left out."""
+def takes_long_tile(case: Case) -> bool:
+    """Whether the dispatcher takes the tile for long keys, which ragged KV alone has."""
+    if case.table != "ragged":
+        return False
+    q_len, kv_len = np.array(case.requests(), np.int64).T
+    left = case.window_left if "window" in case.variant else UNBOUNDED
+    return is_long(q_len, kv_len, (left, 0 if "causal" in case.variant else UNBOUNDED))
+
+
+def grid_kernels(arch: str, *, long_tiles: bool = True) -> list[AnyKernel]:
+    """Kernels of the grid, those for long keys among them if `long_tiles`; what cannot be generated
+    on `arch` is left out."""
     specs = []
     for case in CASES:
         with suppress(UnsupportedSpecError):
-            specs += all_specs(problem_of(case, arch), case.schedule)
+            for long in {
+                False,
+                long_tiles and takes_long_tile(case),
+            }:  # False: lengths are cut for sanitizers
+                problem = problem_of(case, arch)
+                specs.append(choose(problem, small=False, long=long, schedule=case.schedule))
     return with_merges(specs)
 
 

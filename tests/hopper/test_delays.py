@@ -87,6 +87,8 @@ def test_products_still_overlap_and_the_arithmetic_is_the_same() -> None:
     assert kernel.resources.performance_warnings == ()
     with_them, without = count_opcodes(kernel.sass), count_opcodes(build(plain).sass)
     assert with_them["NANOSLEEP"] >= without["NANOSLEEP"] + 30  # barrier loops have some, too
-    # Not FMUL and F2FP: rows are scaled in one place for both kinds of output, or in two.
     for name in ("HGMMA", "FFMA", "FADD", "FMNMX", "MUFU"):
         assert with_them[name] == without[name], name
+    # Rows are scaled and packed, two by two, in one place for both kinds of output or in two.
+    more = {name: with_them[name] - without[name] for name in ("FMUL", "F2FP")}
+    assert more["FMUL"] == 2 * more["F2FP"] >= 0

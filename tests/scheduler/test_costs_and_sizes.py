@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,7 @@ import pytest
 import torch
 
 from cute_attn.abi import UNBOUNDED, PlanLayout
-from cute_attn.scheduler import (
-    CostModel,
-    Geometry,
-    Gpu,
-    RequestBatch,
-    max_slots,
-    plan_batch,
-    workspace_size,
-)
+from cute_attn.scheduler import CostModel, Geometry, Gpu, RequestBatch, max_slots, workspace_size
 
 
 def test_positions_are_bottom_right_aligned_by_default() -> None:
@@ -174,23 +165,3 @@ def test_arrivals_lie_at_the_same_place_for_every_kernel() -> None:
 def test_workspace_refuses() -> None:
     with pytest.raises(ValueError, match="max_requests is 0"):
         workspace_size(num_blocks=1, max_requests=0, tile_q=16, head_dim_vo=64)
-
-
-def test_a_shared_merge_does_not_grow_with_the_pieces() -> None:
-    requests = RequestBatch.from_lengths([128], [200_000])
-    cost = CostModel.for_kernel(schedule="hopper_tile")
-    assert cost.merge_shared == 1 and CostModel.for_kernel(schedule="ampere_tile").merge_shared == 0
-    geometry = Geometry(128, 128, 1, 1)
-    for changed in (cost, replace(cost, merge_shared=0)):
-        plan = plan_batch(requests, geometry, 132, cost=changed)
-        assert plan.num_split_tiles == 1 and plan.num_slots > 8
-        pieces = 1 if changed.merge_shared else plan.num_slots
-        assert plan.merge_cost == cost.merge_ns + pieces * (128 * cost.merge_row_ps // 1000)
-
-
-def test_wide_tiles_have_costs_of_their_own() -> None:
-    wide, narrow = (
-        CostModel.for_kernel(64, 64, schedule="hopper_tile", tile_q=rows) for rows in (192, 128)
-    )
-    assert wide.tile_ns > narrow.tile_ns and wide.row_key_ps == narrow.row_key_ps
-    assert CostModel.for_kernel(tile_q=192) == CostModel.for_kernel()

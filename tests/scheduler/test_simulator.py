@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -114,8 +112,6 @@ def test_the_last_piece_merges() -> None:
     assert report.merge_us == pytest.approx(0.5 + 2 * 128 * 0.002)
     assert report.predicted_us == pytest.approx(float(report.busy_us[0]) + report.merge_us)
     assert report.ideal_us == pytest.approx((1 + 4 * block) / 2), "of one item, unsplit"
-    shared = simulate(pieces, requests, geometry, cost=replace(cost, merge_shared=1))
-    assert shared.merge_us == pytest.approx(0.5 + 128 * 0.002), "half of the rows, of two pieces"
 
 
 def test_report_reads_well() -> None:

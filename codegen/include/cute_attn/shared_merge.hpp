@@ -81,8 +81,7 @@ class TileMerge {
 
   static constexpr unsigned kUpper = 1 << 16;
   static constexpr unsigned kMaxShares = 15;
-  static constexpr int kPatience = 1
-                                   << 15;  // cycles; pieces of a balanced plan end closer together
+  static constexpr int kPatience = 1 << 15;  // cycles: the pieces of a plan end closer together
 
   CUTE_DEVICE static unsigned now(unsigned const* word) {
     return *const_cast<unsigned const volatile*>(word);
