@@ -13,9 +13,11 @@ only if the part includes nothing from the request's own ``include_dirs``.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -165,9 +167,9 @@ class CompilePool:
             threading.Thread(target=serve, args=(worker,), daemon=True)
             for worker in self._workers[:jobs]
         ]
-        for thread in threads:
-            thread.start()
         try:
+            for thread in threads:
+                thread.start()
             for thread in threads:
                 thread.join()
         except BaseException:  # Ctrl-C: what is finished is in the cache
@@ -251,22 +253,29 @@ class _Queue:
 
 
 class _Worker:
-    """One child process; started when first used, and again if it died."""
+    """One child process; started when first used, and again if it died. `stop` is for good, and may
+    come from another thread than `build`.
+    """
 
     def __init__(self, pch_dir: Path) -> None:
         self.group: object = None
         self._pch_dir = pch_dir
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()  # of the process's start and end
+        self._stopped = False
 
     def build(self, request: CompileRequest, use_pch: bool) -> Result:
         process = self._start()
+        if process is None:
+            return CompileError(f"{request.name} was not compiled: its pool is closed")
         assert process.stdin is not None and process.stdout is not None
         try:
             send(process.stdin, (request, use_pch))
             result = receive(process.stdout)
         except (OSError, EOFError):
             status = process.wait()
-            self._process = None
+            with self._lock:
+                self._process = None
             return CompileError(
                 f"the process compiling {request.name} ended with status {status}; if memory ran "
                 "out, set CUTE_ATTN_COMPILE_JOBS to a smaller number"
@@ -275,24 +284,29 @@ class _Worker:
             raise TypeError(f"a compile process sent {result!r}")
         return result
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            self._pch_dir.mkdir(parents=True, exist_ok=True)
-            command = [sys.executable, "-c", _WORKER, str(self._pch_dir)]
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-                start_new_session=True,  # Ctrl-C goes to the parent, which then ends the workers
-            )
-        return self._process
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        with self._lock:
+            if self._process is None and not self._stopped:
+                self._pch_dir.mkdir(parents=True, exist_ok=True)
+                command = [sys.executable, "-c", _WORKER, str(self._pch_dir)]
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                    start_new_session=True,  # Ctrl-C goes to the parent, which ends the workers
+                )
+            return self._process
 
     def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout):
+        with self._lock:
+            self._stopped = True
+            process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):  # ended, and its thread has seen it
+                os.killpg(process.pid, signal.SIGKILL)  # with its assembler
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
-                    pipe.close()
-            self._process = None
+                    with contextlib.suppress(OSError):  # a request that nobody reads any more
+                        pipe.close()

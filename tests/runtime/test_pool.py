@@ -25,6 +25,7 @@ from cute_attn.runtime import (
     count_opcodes,
     forget_kernels,
 )
+from cute_attn.runtime.build import find_kernel
 from cute_attn.runtime.disassemble import find_nvdisasm
 from cute_attn.runtime.pool import header_prefix, job_count
 
@@ -103,6 +104,37 @@ def test_what_progress_raises_reaches_the_caller() -> None:
         compile_many([kernel(index) for index in range(8)], jobs=2, progress=stop)
 
 
+def test_a_closed_pool_starts_no_process_for_a_thread_that_is_behind() -> None:
+    pool = CompilePool(jobs=1)
+    pool.build([kernel(1), kernel(2)])
+    (worker,) = pool._workers
+    pool.close()
+    late = worker.build(kernel(3), use_pch=False)
+    assert isinstance(late, CompileError) and "closed" in str(late)
+    assert worker._process is None
+
+
+def test_interrupt_while_threads_start_ends_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, []
+
+    def interrupted(thread: threading.Thread) -> None:
+        if started:
+            raise KeyboardInterrupt
+        started.append(thread)
+        start(thread)
+
+    with CompilePool(jobs=2) as pool:
+        pool.build([kernel(1), kernel(2)])
+        pids = [worker._process.pid for worker in pool._workers if worker._process is not None]
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pool.build([kernel(index, "sm_90") for index in range(40)])
+    (thread,) = started
+    thread.join(timeout=10)
+    assert not thread.is_alive() and find_kernel(kernel(39, "sm_90")) is None
+    assert len(pids) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
 SCRIPT = """
 import sys
 from cute_attn.runtime import CompilePool, CompileRequest
@@ -115,7 +147,8 @@ with CompilePool(jobs=2) as pool:
 """
 
 
-def test_ctrl_c_ends_the_workers() -> None:
+@pytest.mark.parametrize("delay", [0.0, 0.01, 0.1, 0.3])
+def test_ctrl_c_ends_the_workers(delay: float) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT],
         stdout=subprocess.PIPE,
@@ -126,7 +159,7 @@ def test_ctrl_c_ends_the_workers() -> None:
     assert process.stdout is not None
     pids = [int(text) for text in process.stdout.readline().split()]
     assert len(pids) == 2
-    time.sleep(0.3)
+    time.sleep(delay)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert "KeyboardInterrupt" in errors
