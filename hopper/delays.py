@@ -29,8 +29,8 @@ POINTS = {
     "V rows, zeroed": r"zero_rows<",
     "a fence": r"__threadfence(?:_block)?\(\)|cutlass::arch::fence_view_async_shared\(\)",
     "a named barrier": r"cutlass::arch::NamedBarrier::sync\(",
-    "output rows": r"store_row\(|Output::write(?:_empty)?\(",
-    "a piece": r"store_partial_row\(|merge\.(?:arrive|find_share)\(|Output::finish_piece\(",
+    "output rows": r"store_row(?:_by_lines<[^>]*>)?\(|Output::(?:write_item|write_empty|merge)\(",
+    "a piece": r"store_partial_row\(|merges\.(?:arrive|find_share)\(",
 }
 
 _PLACES = re.compile(rf"( +)(?:if \([^;]*?\) )?(?:{'|'.join(POINTS.values())})")

@@ -56,6 +56,10 @@ _THREE_CONSUMERS = {
     for dims, kv in (((64, 64), 128), ((80, 80), 96), ((96, 96), 96))
 }
 
+# head_dim 256 with short keys: a block is the unit of waste (512 keys: full +6 %, causal +5 %;
+# causal at 2k +2 %; full at 2k -1.5 %).
+_SHORT_256 = replace(_TABLE[256, 256], kv=64)
+
 # (192, 128) with a mask: fewer keys for a second Q tile (+12 % causal, -4 % without a mask).
 _MASKED_192_128 = replace(_TABLE[192, 128], kv=96, q_stages=2)
 
@@ -100,6 +104,8 @@ def default_tile(
         return wide
     if (head_dim_qk, head_dim_vo) == (192, 128) and variant and variant.mask:
         tile = _MASKED_192_128
+    if (head_dim_qk, head_dim_vo) == (256, 256) and not long:
+        tile = _SHORT_256
     if loader == "gather":
         producer, consumer = _GATHER_REGISTERS_256 if head_dim_vo == 256 else _GATHER_REGISTERS
         tile = replace(tile, producer_registers=producer, consumer_registers=consumer)

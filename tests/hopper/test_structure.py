@@ -72,7 +72,8 @@ def test_causal_masks_the_right_edge_only() -> None:
 
 def test_window_masks_both_edges() -> None:
     source = text(variant=causal() & sliding_window())
-    assert source.count("step(block, cute::true_type{})") == 2
+    assert source.count("step(block, cute::true_type{})") == 1  # for both edges
+    assert "right_edge = block_begin;" in source
     assert source.count("step(block, cute::false_type{})") == 1
     assert "int const begin = own - min(params.window_left, 1 << 30);" in source
 
@@ -176,9 +177,11 @@ def test_a_kernel_is_read_in_one_sitting(
         lines = text(dims[0], loader, variant, group=group, head_dim_vo=dims[1]).splitlines()
         assert len(lines) < 400
         kv = "produce_kv" if loader == "gather" else "produce_blocks"
-        for role, limit in (("produce_items", 25), (kv, 65), ("compute_tile", 120)):
+        roles = {"produce_items": 25, kv: 65, "begin_tile": 45, "finish_tile": 100, "consume": 30}
+        for role, limit in roles.items():
             begin = next(i for i, line in enumerate(lines) if f"CUTE_DEVICE void {role}(" in line)
-            assert lines[begin:].index("}") < limit, role
+            indent = lines[begin].partition("CUTE_DEVICE")[0]
+            assert lines[begin:].index(indent + "}") < limit, role
 
 
 def test_parameter_struct_matches_the_block() -> None:

@@ -1,21 +1,31 @@
-// Merge of a split tile by all blocks that have nothing else to do: each takes a share of its rows.
+// Merge of split tiles by all blocks that have nothing else to do: each takes a share of the rows.
 #pragma once
 
 #include <cute_attn/piece_merge.hpp>
 
 namespace cute_attn {
 
-// Rows [row_begin, row_end) of the tile in slots [first_slot, first_slot + num_slots); no rows:
-// nothing is left to do.
+// Where the packed rows of a tile belong.
+struct TileRows {
+  int q_start;
+  int kv_head;
+  int row_begin;
+
+  CUTE_DEVICE static TileRows of(Item const& item) {
+    return {item.request.q_start, item.kv_head, item.row_begin};
+  }
+};
+
+// Rows [row_begin, row_end) of the tile in slots [first_slot, first_slot + num_slots).
 struct MergeShare {
+  TileRows tile;
   int first_slot;
   int num_slots;
   int row_begin;
   int row_end;
 };
 
-// A block's part in the merge of a tile, from the end of its piece on. It lies in shared memory;
-// one thread calls.
+// A block's part in the merge of a tile, from the end of its piece on.
 //
 // The block of the last piece merges. Blocks that are idle by then wait for it and help: the rows
 // are shared out among the idle ones, and the last also takes the share of every one that lost
@@ -28,15 +38,21 @@ struct MergeShare {
 template <int kUnit>  // rows that a block merges at a time
 class TileMerge {
  public:
+  CUTE_DEVICE void clear() {
+    todo_ = 0;
+    undecided_ = false;
+  }
+
   // The partial result was written by threads that this one has met at a barrier since.
-  CUTE_DEVICE void arrive(int32_t const* plan, int32_t* arrivals, Item const& item, bool idle) {
+  CUTE_DEVICE void arrive(int32_t const* plan, int32_t* arrivals, Item const& item) {
     Cut const& cut = Plan{plan, static_cast<int>(gridDim.x)}.cut(item.cut);
+    tile_ = TileRows::of(item);
     first_slot_ = cut.first_slot;
     num_slots_ = cut.num_slots;
     num_rows_ = item.num_rows;
     arrived_ = reinterpret_cast<unsigned*>(arrivals + cut.first_slot);
     decided_ = arrived_ + 1;
-    bool const helps = idle && num_rows_ > kUnit;
+    bool const helps = item.last && num_rows_ > kUnit;
     __threadfence();  // the partial result before the arrival
     unsigned const before = atomicAdd(arrived_, helps ? kUpper + 1 : 1);
     last_ = before % kUpper == num_slots_ - 1;
@@ -51,13 +67,8 @@ class TileMerge {
     }
   }
 
-  // What the block merges next; after a share without rows nothing more.
-  MergeShare share;
-
-  CUTE_DEVICE void find_share() { share = next(); }
-
- private:
-  CUTE_DEVICE MergeShare next() {
+  // The next share that this block merges; false when there is none left.
+  CUTE_DEVICE bool next(MergeShare& share) {
     if (todo_ == 0 && undecided_) {
       undecided_ = false;
       if (!last_) {
@@ -71,14 +82,19 @@ class TileMerge {
         *decided_ = 0;
       }
     }
-    if (todo_ == 0) return {};
-    int const share = __ffs(todo_) - 1;
+    if (todo_ == 0) return false;
+    int const i = __ffs(todo_) - 1;
     todo_ &= todo_ - 1;
     int const units = (num_rows_ + kUnit - 1) / kUnit;
-    return {first_slot_, num_slots_, share * units / shares_ * kUnit,
-            min((share + 1) * units / shares_ * kUnit, num_rows_)};
+    share = {tile_,
+             first_slot_,
+             static_cast<int>(num_slots_),
+             i * units / shares_ * kUnit,
+             min((i + 1) * units / shares_ * kUnit, num_rows_)};
+    return true;
   }
 
+ private:
   static constexpr unsigned kUpper = 1 << 16;
   static constexpr unsigned kMaxShares = 15;
   static constexpr int kPatience = 1 << 15;  // cycles: the pieces of a plan end closer together
@@ -107,6 +123,7 @@ class TileMerge {
 
   unsigned* arrived_;
   unsigned* decided_;
+  TileRows tile_;
   int first_slot_;
   unsigned num_slots_;
   int num_rows_;
@@ -116,6 +133,30 @@ class TileMerge {
   unsigned todo_;       // shares that it still has to merge
   bool undecided_;
   bool last_;
+};
+
+// All merges of a block: of the tile that its line begins in and of the tile that it ends in. Its
+// pieces arrive as they are done; the block merges when it has no more items. Lies in shared
+// memory; one thread calls, and the block reads `share` between barriers.
+template <int kUnit>
+class BlockMerges {
+ public:
+  CUTE_DEVICE void clear() {
+    tiles_[0].clear();
+    tiles_[1].clear();
+  }
+
+  CUTE_DEVICE void arrive(int32_t const* plan, int32_t* arrivals, Item const& item) {
+    tiles_[item.cut - blockIdx.x].arrive(plan, arrivals, item);
+  }
+
+  CUTE_DEVICE void find_share() { any = tiles_[0].next(share) || tiles_[1].next(share); }
+
+  bool any;  // false: nothing is left to merge
+  MergeShare share;
+
+ private:
+  TileMerge<kUnit> tiles_[2];
 };
 
 }  // namespace cute_attn

@@ -128,6 +128,7 @@ struct Item {
   int interior_end;    // the band decides; the range may be empty or reach past the item
   int slot;  // partial slot to write, or -1: the item is its whole tile and writes the output
   int cut;   // if slot >= 0: a cut inside the tile, which knows the slots of all its pieces
+  bool last;  // if slot >= 0: the block has no more items
 };
 
 template <int kTileQ, int kTileKV, int kGroup>
@@ -153,7 +154,7 @@ class WorkWalker {
       enter_round();
       return true;
     }
-    if (tile_ > last_.tile || (tile_ == last_.tile && offset_ >= last_.block)) return false;
+    if (at_end()) return false;
     if (!at_start_) {
       while (tile_ >= plan_.requests()[request_ + 1].tile_begin) ++request_;
     }
@@ -171,11 +172,16 @@ class WorkWalker {
     item.block_end = end;
     ++tile_;
     offset_ = 0;
+    item.last = at_end();
     return true;
   }
 
  private:
   CUTE_DEVICE Start const& start() const { return plan_.start(blockIdx.x); }
+
+  CUTE_DEVICE bool at_end() const {
+    return tile_ > last_.tile || (tile_ == last_.tile && offset_ >= last_.block);
+  }
 
   // This block's tile of the round; the line if it has none.
   CUTE_DEVICE void enter_round() {

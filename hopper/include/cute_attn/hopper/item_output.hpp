@@ -1,5 +1,5 @@
 // The end of an item: its rows go to the output, or to a partial slot if other items share the
-// tile, which blocks without further items merge (shared_merge.hpp). Packed row r of a tile is
+// tile. What is partial is merged after the last item (shared_merge.hpp). Packed row r of a tile is
 // token r / group, head r % group of the KV head's group.
 #pragma once
 
@@ -7,7 +7,6 @@
 #include <cute_attn/elements.hpp>
 #include <cute_attn/hopper/ring.hpp>
 #include <cute_attn/hopper/wgmma.hpp>
-#include <cute_attn/opaque.hpp>
 #include <cute_attn/output.hpp>
 #include <cute_attn/shared_merge.hpp>
 #include <cute_attn/work.hpp>
@@ -28,43 +27,80 @@ struct ItemOutput {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr float kLn2 = 0.6931471805599453f;
   using Lanes = RowLanes<kColumns>;
-  // Rows and pieces that are merged together: what the registers hold beside the next item's
-  // scores.
+  // Rows that are merged together, and pieces of each: 16 reads in flight.
   static constexpr int kRows = kWarps == 8 && Lanes::kVectors <= 3 ? 2 : 1;
+  static constexpr int kPieces = 16 / (kRows * Lanes::kVectors);
   static constexpr int kRowStep = kThreads / Lanes::kLanes;
   static_assert(kTileQ % (kRows * kRowStep) == 0);
-  using Merge = TileMerge<kRows * kRowStep>;
+  using Merges = BlockMerges<kRows * kRowStep>;
 
-  // Where a packed row of the item begins in the output, and its place in lse.
-  CUTE_DEVICE static Element* output_row(Params const& params, Item const& item, int row) {
-    int const packed = item.row_begin + row;
-    int64_t const token = item.request.q_start + packed / kGroup;
-    int64_t const head = item.kv_head * kGroup + packed % kGroup;
+  // Where a packed row of the tile begins in the output, and its place in lse.
+  CUTE_DEVICE static Element* output_row(Params const& params, TileRows const& tile, int row) {
+    int const packed = tile.row_begin + row;
+    int64_t const token = tile.q_start + packed / kGroup;
+    int64_t const head = tile.kv_head * kGroup + packed % kGroup;
     return params.out + token * params.out_token_stride + head * params.out_head_stride;
   }
-  CUTE_DEVICE static float& lse_place(Params const& params, Item const& item, int row) {
-    int const packed = item.row_begin + row;
-    int64_t const token = item.request.q_start + packed / kGroup;
+  CUTE_DEVICE static float& lse_place(Params const& params, TileRows const& tile, int row) {
+    int const packed = tile.row_begin + row;
+    int64_t const token = tile.q_start + packed / kGroup;
     return params
-        .lse[token * (params.num_kv_heads * kGroup) + item.kv_head * kGroup + packed % kGroup];
+        .lse[token * (params.num_kv_heads * kGroup) + tile.kv_head * kGroup + packed % kGroup];
   }
 
-  // The end of an item. idle: the block has no more items. `merge` is in shared memory.
+  CUTE_DEVICE static void begin(int consumer, Merges& merges) {
+    if (consumer == 0 && threadIdx.x % 128 == 0) merges.clear();
+  }
+
+  // The end of an item.
   CUTE_DEVICE static void write_item(Params const& params, Item const& item, int consumer,
                                      float const (&out)[kColumns / 2], Finished const& finished,
-                                     bool idle, Merge& merge) {
+                                     Merges& merges) {
     write(params, item, consumer, out, finished.inverse, finished.lse2);
-    if (warp_uniform(item.slot) >= 0) finish_piece(params, item, consumer, idle, merge);
+    if (warp_uniform(item.slot) < 0) return;
+    cutlass::arch::NamedBarrier::sync(kThreads, kPieceDone);
+    if (consumer == 0 && threadIdx.x % 128 == 0) {
+      merges.arrive(params.plan, params.arrivals, item);
+    }
   }
 
   // An item without keys: output 0, lse -inf.
   CUTE_DEVICE static void write_empty(Params const& params, Item const& item, int consumer) {
-    constexpr int kPieces = kColumns / 8;  // 16 bytes each
+    constexpr int kVectors = kColumns / 8;  // 16 bytes each
+    TileRows const tile = TileRows::of(item);
 #pragma unroll 1
-    for (int i = consumer * 128 + threadIdx.x % 128; i < item.num_rows * kPieces; i += kThreads) {
-      int const row = i / kPieces, piece = i % kPieces;
-      *reinterpret_cast<uint4*>(output_row(params, item, row) + 8 * piece) = make_uint4(0, 0, 0, 0);
-      if (params.lse != nullptr && piece == 0) lse_place(params, item, row) = neg_infinity();
+    for (int i = consumer * 128 + threadIdx.x % 128; i < item.num_rows * kVectors; i += kThreads) {
+      int const row = i / kVectors, vector = i % kVectors;
+      *reinterpret_cast<uint4*>(output_row(params, tile, row) + 8 * vector) =
+          make_uint4(0, 0, 0, 0);
+      if (params.lse != nullptr && vector == 0) lse_place(params, tile, row) = neg_infinity();
+    }
+  }
+
+  // All consumers, when the block has no more items.
+  CUTE_DEVICE static void merge(Params const& params, int consumer, Merges& merges) {
+    int const thread = consumer * 128 + threadIdx.x % 128;
+    int const lane = thread % Lanes::kLanes;
+    for (;;) {
+      if (thread == 0) merges.find_share();
+      cutlass::arch::NamedBarrier::sync(kThreads, kPieceDone);
+      if (!merges.any) return;
+      MergeShare const share = merges.share;
+#pragma unroll 1
+      for (int row = share.row_begin + thread / Lanes::kLanes; row < share.row_end;
+           row += kRows * kRowStep) {
+        int64_t const first = int64_t(share.first_slot) * kTileQ + row;
+        MergeState<Lanes::kVectors> state[kRows];
+        merge_rows<kRows, kRowStep, kPieces, kTileQ, kColumns>(
+            params.partial_out + first * kColumns + 4 * lane, params.partial_lse + first,
+            share.num_slots, state);
+        CUTE_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          int const own = row + r * kRowStep;
+          if (own < share.row_end) write_merged(params, share.tile, own, lane, state[r]);
+        }
+      }
+      cutlass::arch::NamedBarrier::sync(kThreads, kPieceDone);  // all have read the share
     }
   }
 
@@ -84,64 +120,29 @@ struct ItemOutput {
         store_partial_row(out, half, inverse[half], params.partial_out + slot_row * kColumns);
         if (threadIdx.x % 4 == 0) params.partial_lse[slot_row] = lse2[half];
       } else {
-        Element* const to = output_row(params, item, row);
+        Element* const to = output_row(params, TileRows::of(item), row);
         if constexpr (kByLines) {
           store_row_by_lines(out, half, inverse[half], to, valid);
         } else {
           store_row(out, half, inverse[half], to, valid);
         }
         if (params.lse != nullptr && valid && threadIdx.x % 4 == 0) {
-          lse_place(params, item, row) = lse2[half] * kLn2;
+          lse_place(params, TileRows::of(item), row) = lse2[half] * kLn2;
         }
       }
     }
   }
 
-  // All consumers, after the partial result of a piece: merges what this block has to merge of the
-  // tile.
-  CUTE_DEVICE static void finish_piece(Params const& params, Item const& item, int consumer,
-                                       bool idle, Merge& merge) {
-    constexpr int kReads = 4 * kRows;
-    constexpr int kInFlight = Lanes::kVectors < kReads ? kReads / Lanes::kVectors : 1;
-    unsigned const here = opaque(threadIdx.x);  // nothing of this is kept in registers meanwhile
-    int const thread = consumer * 128 + here % 128;
-    int const lane = thread % Lanes::kLanes;
-    cutlass::arch::NamedBarrier::sync(kThreads, kPieceDone);
-    if (thread == 0) merge.arrive(params.plan, params.arrivals, item, idle);
-    for (;;) {
-      if (thread == 0) merge.find_share();
-      cutlass::arch::NamedBarrier::sync(kThreads, kPieceDone);
-      MergeShare const& share = merge.share;  // read as needed: registers are few here
-      if (share.row_begin == share.row_end) return;
-      int const begin = share.row_begin + thread / Lanes::kLanes;
-#pragma unroll 1
-      for (int row = begin; row < share.row_end; row += kRows * kRowStep) {
-        compiler_fence();
-        int64_t const first = int64_t(share.first_slot) * kTileQ + row;
-        MergeState<Lanes::kVectors> state[kRows];
-        merge_rows<kRows, kRowStep, kInFlight, kTileQ, kColumns>(
-            params.partial_out + first * kColumns + 4 * lane, params.partial_lse + first,
-            share.num_slots, state);
-        CUTE_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-          int const own = row + r * kRowStep;
-          if (own < share.row_end) write_merged(params, item, own, lane, state[r]);
-        }
-      }
-      cutlass::arch::NamedBarrier::sync(kThreads, kPieceDone);  // all have read the share
-    }
-  }
-
-  CUTE_DEVICE static void write_merged(Params const& params, Item const& item, int row, int lane,
+  CUTE_DEVICE static void write_merged(Params const& params, TileRows const& tile, int row, int lane,
                                        MergeState<RowLanes<kColumns>::kVectors> const& state) {
-    Element* const to = output_row(params, item, row) + 4 * lane;
+    Element* const to = output_row(params, tile, row) + 4 * lane;
     CUTE_UNROLL
     for (int v = 0; v < Lanes::kVectors; ++v) {
       float4 const value = state.normalised(v);
       *reinterpret_cast<uint2*>(to + 4 * v * Lanes::kLanes) =
           make_uint2(pack<Element>(value.x, value.y), pack<Element>(value.z, value.w));
     }
-    if (params.lse != nullptr && lane == 0) lse_place(params, item, row) = state.lse2() * kLn2;
+    if (params.lse != nullptr && lane == 0) lse_place(params, tile, row) = state.lse2() * kLn2;
   }
 };
 

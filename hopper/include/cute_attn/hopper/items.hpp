@@ -3,6 +3,7 @@
 
 #include <cute_attn/hopper/lazy_softmax.hpp>
 #include <cute_attn/hopper/ring.hpp>
+#include <cute_attn/hopper/tile_copy.hpp>
 #include <cute_attn/hopper/wgmma.hpp>
 #include <cute_attn/work.hpp>
 
@@ -28,6 +29,16 @@ CUTE_DEVICE void await_item(Smem& smem, unsigned index, Ring ring) {
   compiler_fence();  // the record is read behind the wait
   Item const& item = item_record(smem, index);
   if (has_rows(item) && has_keys(item)) wait_full(smem.k_full[ring.stage], ring.parity);
+}
+
+// Zeroes the rows of a stage of V that are past the end of the request: unwritten cache rows may
+// hold NaN, and 0 * NaN is NaN. Every warpgroup does, with the same zeros.
+template <int kTileKV, int kHeadDim, class Smem, class Ring>
+CUTE_DEVICE void zero_tail(Smem& smem, Ring ring, int valid_keys, int consumer) {
+  wait_full(smem.v_full[ring.stage], ring.parity);
+  zero_rows<kTileKV, kHeadDim>(smem.v[ring.stage], valid_keys, threadIdx.x % 128);
+  cutlass::arch::fence_view_async_shared();
+  cutlass::arch::NamedBarrier::sync(128, kTailZeroed + consumer);
 }
 
 // Calls f(score, head, q_idx, key) for this thread's scores of one KV block; key: index in the

@@ -26,14 +26,37 @@ CUTE_DEVICE float row_top(float const (&score)[N], int row) {
   return fmaxf(even, odd);
 }
 
+// Two values in an aligned pair of registers, that is, one in each bank of the register file. The
+// operands of an instruction are kept for the next ones, one per bank: where instructions use the
+// two values in turn, both are read once and the tensor core has the file for itself (without the
+// pair 2 to 3 % of a kernel, by chance).
+class RegisterPair {
+ public:
+  CUTE_DEVICE explicit RegisterPair(float both) {
+    float const value[2] = {both, both};
+    set(value);
+  }
+  CUTE_DEVICE void set(float const (&value)[2]) {
+    asm("mov.b64 %0, {%1, %2};" : "=l"(bits_) : "f"(value[0]), "f"(value[1]));
+  }
+  CUTE_DEVICE void get(float (&value)[2]) const {
+    asm("mov.b64 {%0, %1}, %2;" : "=f"(value[0]), "=f"(value[1]) : "l"(bits_));
+  }
+
+ private:
+  uint64_t bits_;
+};
+
 // Running sum of this thread's two rows, relative to a reference exponent.
 struct LazySoftmax {
-  float reference[2];  // base-2 exponent, over all lanes of the row; -inf: no key seen so far
-  float row_sum[2];    // over this thread's columns only, until finish()
-  float scale_log2;    // score -> base-2 exponent
+  // Base-2 exponents, over all lanes of the row. A row that has seen no key so far has one below
+  // all scores, but finite: hidden scores (-inf) stay -inf less it.
+  RegisterPair references;
+  float row_sum[2];  // over this thread's columns only, until finish()
+  float scale_log2;  // score -> base-2 exponent
 
   CUTE_DEVICE explicit LazySoftmax(float scale)
-      : reference{neg_infinity(), neg_infinity()}, row_sum{0.f, 0.f}, scale_log2(scale) {}
+      : references(kNoKey), row_sum{0.f, 0.f}, scale_log2(scale) {}
 
   // First part of a step: what the exponents are relative to. The usual reference is the running
   // maximum; here it follows the maximum only when that has grown by more than 2^kSlack, because
@@ -43,7 +66,8 @@ struct LazySoftmax {
   template <int N>
   CUTE_DEVICE bool update_reference(float const (&score)[N], float (&rescale)[2]) {
     constexpr float kSlack = 8.f;  // probabilities up to 256
-    float top[2];                  // over this thread's columns
+    float reference[2], top[2];    // top: over this thread's columns
+    references.get(reference);
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) top[row] = row_top(score, row) * scale_log2;
     bool const grown = top[0] > reference[0] + kSlack || top[1] > reference[1] + kSlack;
@@ -56,23 +80,24 @@ struct LazySoftmax {
       reference[row] = grows ? next : reference[row];
       row_sum[row] *= rescale[row];
     }
+    references.set(reference);
     return true;
   }
 
-  // Second part: registers [kBegin, kEnd) of the fragment become probabilities. kMayBeEmpty: a row
-  // may have no visible key so far, which must not turn into -inf - -inf.
-  template <bool kMayBeEmpty, int kBegin, int kEnd, int N>
+  // Second part: registers [kBegin, kEnd) of the fragment become probabilities.
+  template <int kBegin, int kEnd, int N>
   CUTE_DEVICE void exponentiate(float (&score)[N]) {
+    float reference[2];
+    references.get(reference);
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
-      float const base = kMayBeEmpty && reference[row] == neg_infinity() ? 0.f : reference[row];
       float sum = 0.f;
       CUTE_UNROLL
       for (int j = kBegin; j < kEnd; j += 4) {
         CUTE_UNROLL
         for (int e = 0; e < 2; ++e) {
           float& p = score[j + 2 * row + e];
-          p = exp2_approx(p * scale_log2 - base);
+          p = exp2_approx(p * scale_log2 - reference[row]);
           sum += p;
         }
       }
@@ -83,6 +108,8 @@ struct LazySoftmax {
   // Sums over the lanes of a row. Afterwards inverse[row] normalises the output (0 for a row that
   // saw no key) and lse2[row] is log2 of the sum of the exponentials (-inf for such a row).
   CUTE_DEVICE void finish(float (&inverse)[2], float (&lse2)[2]) {
+    float reference[2];
+    references.get(reference);
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
       float const sum = quad_sum(row_sum[row]);
@@ -91,6 +118,9 @@ struct LazySoftmax {
       lse2[row] = empty ? neg_infinity() : reference[row] + __log2f(sum);
     }
   }
+
+ private:
+  static constexpr float kNoKey = -3.4028235e38f;
 };
 
 // Bits [begin, end) of a word; both may lie outside of it.

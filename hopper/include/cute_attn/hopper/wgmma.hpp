@@ -75,6 +75,19 @@ CUTE_DEVICE void fence_fragment(float (&fragment)[N]) {
   for (int i = 0; i < N; ++i) cute::warpgroup_fence_operand(fragment[i]);
 }
 
+// Waits until at most kInFlight of the products issued last go on; `fragment` is of another one.
+template <int kInFlight, int N>
+CUTE_DEVICE void await_products(float (&fragment)[N]) {
+  cute::warpgroup_wait<kInFlight>();
+  fence_fragment(fragment);
+}
+
+template <int N>
+CUTE_DEVICE void clear_fragment(float (&fragment)[N]) {
+  CUTE_UNROLL
+  for (int i = 0; i < N; ++i) fragment[i] = 0.f;
+}
+
 // score (64, kTileKV) = Q (64, kHeadDim) K (kTileKV, kHeadDim)^T, issued and committed, not waited
 // for. q begins at this warpgroup's first row in the Q tile of kTileQ rows.
 template <class Mma, int kTileQ, int kTileKV, int kHeadDim, int N>
