@@ -86,10 +86,7 @@ class TileMerge {
     int const i = __ffs(todo_) - 1;
     todo_ &= todo_ - 1;
     int const units = (num_rows_ + kUnit - 1) / kUnit;
-    share = {tile_,
-             first_slot_,
-             static_cast<int>(num_slots_),
-             i * units / shares_ * kUnit,
+    share = {tile_, first_slot_, static_cast<int>(num_slots_), i * units / shares_ * kUnit,
              min((i + 1) * units / shares_ * kUnit, num_rows_)};
     return true;
   }

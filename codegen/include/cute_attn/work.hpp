@@ -126,8 +126,8 @@ struct Item {
   int block_end;
   int interior_begin;  // blocks [interior_begin, interior_end) are visible to every row as far as
   int interior_end;    // the band decides; the range may be empty or reach past the item
-  int slot;  // partial slot to write, or -1: the item is its whole tile and writes the output
-  int cut;   // if slot >= 0: a cut inside the tile, which knows the slots of all its pieces
+  int slot;   // partial slot to write, or -1: the item is its whole tile and writes the output
+  int cut;    // if slot >= 0: a cut inside the tile, which knows the slots of all its pieces
   bool last;  // if slot >= 0: the block has no more items
 };
 

@@ -133,7 +133,8 @@ struct ItemOutput {
     }
   }
 
-  CUTE_DEVICE static void write_merged(Params const& params, TileRows const& tile, int row, int lane,
+  CUTE_DEVICE static void write_merged(Params const& params, TileRows const& tile, int row,
+                                       int lane,
                                        MergeState<RowLanes<kColumns>::kVectors> const& state) {
     Element* const to = output_row(params, tile, row) + 4 * lane;
     CUTE_UNROLL
