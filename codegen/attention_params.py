@@ -47,6 +47,17 @@ _PAGES = (
 
 _TMA_BOX = (Field("box_rows", "i32", "KV rows per TMA box: gcd(page_size, tile_kv)"),)
 
+# Instead of _TENSOR_MAPS and _TMA_BOX where boxes hold all columns.
+_GROUP_MAPS = (
+    Field("k_map", "tensor_map", "(64, rows, head_dim_qk / 64, kv_heads, groups of eight rows)"),
+    Field("v_map", "tensor_map", "(64, rows, head_dim_vo / 64, kv_heads, groups of eight rows)"),
+)
+_GROUP_BOX = (
+    Field("box_rows", "i32", "KV rows per TMA box: gcd(page_size, tile_kv), or 8"),
+    Field("k_page_groups", "i32", "groups of eight rows from a page of K to the next, or 0"),
+    Field("v_page_groups", "i32", "the same of V"),
+)
+
 _COMMON = (
     Field("num_kv_heads", "i32", "KV heads"),
     Field("sm_scale", "f32", "softmax scale"),
@@ -64,7 +75,13 @@ _ARRIVALS = Field(
 
 
 def attention_params(
-    *, tma: bool, paged: bool, variant: Variant, fused_merge: bool = False, q_tma: bool = False
+    *,
+    tma: bool,
+    paged: bool,
+    variant: Variant,
+    fused_merge: bool = False,
+    q_tma: bool = False,
+    by_groups: bool = False,
 ) -> ParameterBlock:
     """Fields of an attention kernel.
 
@@ -74,12 +91,14 @@ def attention_params(
         variant: its scalars are appended under their own names.
         fused_merge: the last piece of a split tile merges all of them.
         q_tma: Q comes through a tensor map rather than pointer and strides.
+        by_groups: tensor maps of paged K and V count groups of eight rows.
     """
     rows: tuple[Field, ...] = (*_ROWS[:6], _ARRIVALS, *_ROWS[6:]) if fused_merge else _ROWS
     if q_tma:
         rows = (_Q_MAP, *(f for f in rows if f.name not in _Q_POINTER))
-    fields = (_TENSOR_MAPS if tma else ()) + rows + (() if tma else _KV_POINTERS)
-    fields += (_PAGES if paged else ()) + (_TMA_BOX if tma and paged else ()) + _COMMON
+    maps, box = (_GROUP_MAPS, _GROUP_BOX) if by_groups else (_TENSOR_MAPS, _TMA_BOX)
+    fields = (maps if tma else ()) + rows + (() if tma else _KV_POINTERS)
+    fields += (_PAGES if paged else ()) + (box if tma and paged else ()) + _COMMON
     fields += tuple(Field(s.name, s.kind, s.comment) for s in variant.scalars)
     return ParameterBlock(fields)
 

@@ -6,6 +6,10 @@ c ^ (r % 8): CuTe's Swizzle<3, 4, 3> on byte addresses. This is at once what a T
 with the 128-byte swizzle writes, what a `wgmma` descriptor with the 128-byte layout reads, and what
 `ldmatrix` reads without bank conflicts.
 
+By groups, the units of 8 rows x 64 columns are in the other order: all columns of eight rows, then
+the next eight. So a TMA box can hold all columns of rows that are a part of the tile, which halves
+the boxes of a paged tile of 128 columns.
+
 Tensor maps take their boxes from here; `hopper/include/.../wgmma.hpp`, `tile_copy.hpp` and
 `ampere/include/.../smem_tile.hpp` hold the same arithmetic in C++, compared in the tests.
 """
@@ -17,7 +21,8 @@ from dataclasses import dataclass
 ELEMENT_BYTES = 2
 SWIZZLE_BYTES = 128  # span of the swizzle: one row of a panel
 PANEL_COLUMNS = SWIZZLE_BYTES // ELEMENT_BYTES
-PIECE_ELEMENTS = 16 // ELEMENT_BYTES
+PIECE_BYTES = 16
+PIECE_ELEMENTS = PIECE_BYTES // ELEMENT_BYTES
 SWIZZLE_ROWS = 8  # after as many rows the pattern repeats
 PANEL_ALIGNMENT = SWIZZLE_ROWS * SWIZZLE_BYTES  # bytes; the swizzle looks at address bits
 
@@ -33,6 +38,7 @@ class SmemTile:
 
     rows: int
     columns: int
+    by_groups: bool = False
 
     def __post_init__(self) -> None:
         if self.columns % PANEL_COLUMNS or self.columns < 1:
@@ -47,14 +53,22 @@ class SmemTile:
     @property
     def panel_bytes(self) -> int:
         """Distance between panels: the leading byte offset of an MN-major wgmma operand."""
-        return self.rows * SWIZZLE_BYTES
+        return PANEL_ALIGNMENT if self.by_groups else self.rows * SWIZZLE_BYTES
+
+    @property
+    def group_bytes(self) -> int:
+        """Distance between groups of eight rows: the stride byte offset of a wgmma operand."""
+        panels = self.columns // PANEL_COLUMNS
+        return PANEL_ALIGNMENT * (panels if self.by_groups else 1)
 
     def offset(self, row: int, column: int) -> int:
         """Element offset of (row, column)."""
         panel, inner = divmod(column, PANEL_COLUMNS)
         piece, element = divmod(inner, PIECE_ELEMENTS)
-        place = piece ^ (row % SWIZZLE_ROWS)
-        return (panel * self.rows + row) * PANEL_COLUMNS + place * PIECE_ELEMENTS + element
+        group, row = divmod(row, SWIZZLE_ROWS)
+        unit = panel * self.panel_bytes + group * self.group_bytes
+        place = row * SWIZZLE_BYTES // PIECE_BYTES + (piece ^ row)
+        return unit // ELEMENT_BYTES + place * PIECE_ELEMENTS + element
 
     def wgmma_k_step(self, step: int, *, k_major: bool) -> int:
         """Element offset of the descriptor start for k-step `step` of 16.
@@ -62,6 +76,6 @@ class SmemTile:
         K-major operands (Q, K) step along the columns, MN-major ones (V) along the rows.
         """
         if not k_major:
-            return step * 16 * PANEL_COLUMNS
+            return step * 16 // SWIZZLE_ROWS * self.group_bytes // ELEMENT_BYTES
         panel, inner = divmod(step * 16, PANEL_COLUMNS)
-        return panel * self.rows * PANEL_COLUMNS + inner
+        return panel * self.panel_bytes // ELEMENT_BYTES + inner

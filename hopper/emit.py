@@ -61,6 +61,8 @@ def params_of(spec: KernelSpec) -> ParameterBlock:
     return attention_params(
         tma=spec.loader != "gather",
         q_tma=q_by_tma(spec),
+        # A box of a padded last chunk would read past the end of its rows.
+        by_groups=spec.loader == "paged" and spec.head_dim_qk % 64 == spec.head_dim_vo % 64 == 0,
         paged=spec.loader != "ragged",
         variant=spec.variant,
         fused_merge=spec.fuses_merge,
@@ -105,6 +107,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         paged=spec.loader != "ragged",
         gather=spec.loader == "gather",
         q_tma=q_by_tma(spec),
+        by_groups="k_page_groups" in params.offsets,
         full_barrier="CopiedBarrier" if spec.loader == "gather" else "FullBarrier",
         early_start=tile.q_stages > 1,  # the next item's queries are there when an item ends
         # Else the next QK waits for them: wider outputs are better written meanwhile (head_dim 256

@@ -117,7 +117,9 @@ def spec_for(problem: Problem, schedule: str, *, long: bool = False) -> KernelSp
         loader = "ragged" if problem.page_size is None else "paged"
     arch = emitter_arch(problem.arch, schedule)
     dims = (problem.head_dim_qk, problem.head_dim_vo)
-    tile = default_tile(arch, schedule, *dims, loader, problem.variant, long=long)
+    tile = default_tile(
+        arch, schedule, *dims, loader, problem.variant, page_size=problem.page_size, long=long
+    )
     spec = KernelSpec(
         arch=arch,
         schedule=schedule,
@@ -176,11 +178,14 @@ def default_tile(
     loader: str,
     variant: Variant,
     *,
+    page_size: int | None = None,
     long: bool = False,
 ) -> Tile | None:
     """The row of the architecture's tile table, or None."""
     if schedule == HOPPER_TILE:
-        return hopper.default_tile(head_dim_qk, head_dim_vo, loader, variant, long=long)
+        return hopper.default_tile(
+            head_dim_qk, head_dim_vo, loader, variant, page_size=page_size, long=long
+        )
     try:
         return ampere.tiles(arch, schedule, head_dim_qk)
     except ValueError:  # not in the table

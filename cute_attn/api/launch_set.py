@@ -14,9 +14,10 @@ from cute_attn.api.arguments import Arguments, FieldWriter
 from cute_attn.api.kernel import Kernel, build, build_generated, merge_of
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import Step
-from cute_attn.api.tensor_maps import kv_map, q_map
+from cute_attn.api.tensor_maps import grouped_kv_map, kv_map, page_groups, q_map
 from cute_attn.codegen.attention_params import page_division
 from cute_attn.codegen.kernels import merge_grid
+from cute_attn.codegen.smem_tile import SWIZZLE_ROWS
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.formats import KVViews
 from cute_attn.runtime.tensor_map import TensorMapEncoder, TensorMapSpec, replace_address
@@ -243,9 +244,16 @@ class LaunchSet:
             arguments.set(box_rows=box_rows)
         else:
             k, v = k.unsqueeze(0), v.unsqueeze(0)
+        by_groups = "k_page_groups" in self._params.offsets
+        if by_groups:
+            groups = page_groups(k), page_groups(v)
+            # One number of rows per box for both.
+            box_rows = box_rows if all(groups) else SWIZZLE_ROWS
+            arguments.set(box_rows=box_rows, k_page_groups=groups[0], v_page_groups=groups[1])
+        make_map = grouped_kv_map if by_groups else kv_map
         for name, view in (("k_map", k), ("v_map", v)):
             target = arguments.address + self._params.offsets[name]
-            self._encoder(kv_map(view, box_rows)).write(target, view.data_ptr() or spare)
+            self._encoder(make_map(view, box_rows)).write(target, view.data_ptr() or spare)
 
     def _encoder(self, map_spec: TensorMapSpec) -> TensorMapEncoder:
         encoder = self._encoders.get(map_spec)

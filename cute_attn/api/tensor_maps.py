@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from cute_attn.codegen.smem_tile import PANEL_COLUMNS, SWIZZLE_BYTES
+from cute_attn.codegen.smem_tile import PANEL_COLUMNS, SWIZZLE_BYTES, SWIZZLE_ROWS
 from cute_attn.runtime.tensor_map import TensorMapSpec
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -35,6 +35,51 @@ def q_map(q: torch.Tensor, group: int, tile_q: int) -> TensorMapSpec:
             q.stride(0) * size if tokens > 1 else 16,
         ),
         box=(PANEL_COLUMNS, group, tile_q // group),
+        swizzle=SWIZZLE_BYTES,
+    )
+
+
+def page_groups(view: torch.Tensor) -> int:
+    """Groups of eight rows from a page to the next; 0 if that is no whole number.
+
+    Args:
+        view: (pages, page_size, kv_heads, head_dim), strided.
+    """
+    pages, rows, *_ = view.shape
+    step = SWIZZLE_ROWS * view.stride(1)
+    if pages <= 1:
+        return rows // SWIZZLE_ROWS
+    return view.stride(0) // step if step and view.stride(0) % step == 0 else 0
+
+
+def grouped_kv_map(view: torch.Tensor, box_rows: int) -> TensorMapSpec:
+    """The map of K or V in pages whose boxes hold all columns, but for its address: (64 columns,
+    8 rows, panels, kv_heads, groups of the pool), or without `page_groups` (64 columns, rows of a
+    page, panels, kv_heads, pages), with boxes of one group.
+
+    Args:
+        view: (pages, page_size, kv_heads, head_dim), strided; head_dim is a multiple of 64.
+        box_rows: rows per TMA box.
+    """
+    pages, rows, heads, dim = view.shape
+    size, step = view.element_size(), view.stride(1)
+    groups = page_groups(view)
+    if groups:
+        count, distance = (max(pages, 1) - 1) * groups + rows // SWIZZLE_ROWS, SWIZZLE_ROWS * step
+        in_group, box = SWIZZLE_ROWS, box_rows // SWIZZLE_ROWS
+    else:
+        count, distance, in_group, box = pages, view.stride(0), rows, 1
+    panels = dim // PANEL_COLUMNS
+    return TensorMapSpec(
+        dtype=_DTYPES[view.dtype],
+        dims=(PANEL_COLUMNS, in_group, panels, max(heads, 1), count),
+        strides_bytes=(
+            step * size,
+            PANEL_COLUMNS * size,
+            view.stride(2) * size if heads > 1 else 16,
+            distance * size if count > 1 else 16,
+        ),
+        box=(PANEL_COLUMNS, SWIZZLE_ROWS, panels, 1, box),
         swizzle=SWIZZLE_BYTES,
     )
 

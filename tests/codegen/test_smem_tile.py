@@ -32,9 +32,20 @@ def test_offsets_are_cutes_swizzle_of_row_major_panels(rows: int, columns: int) 
     assert len(seen) == rows * columns and max(seen) * ELEMENT_BYTES < tile.bytes
 
 
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+def test_by_groups_the_units_are_in_the_other_order(rows: int, columns: int) -> None:
+    tile, one = SmemTile(rows, columns, by_groups=True), SmemTile(8, columns)
+    for row in range(rows):
+        for column in range(columns):
+            group, inside = divmod(row, 8)
+            assert tile.offset(row, column) == group * 8 * columns + one.offset(inside, column)
+
+
 def test_panels_begin_where_the_pattern_does() -> None:
     for rows, columns in SHAPES:
-        assert SmemTile(rows, columns).panel_bytes % PANEL_ALIGNMENT == 0
+        for by_groups in (False, True):
+            tile = SmemTile(rows, columns, by_groups)
+            assert tile.panel_bytes % PANEL_ALIGNMENT == tile.group_bytes % PANEL_ALIGNMENT == 0
 
 
 def test_eight_rows_of_a_column_of_pieces_cover_all_banks() -> None:
@@ -83,12 +94,17 @@ def test_hopper_headers_hold_the_same_arithmetic() -> None:
             for piece in range(columns // 8):
                 want = tile.offset(row, piece * 8)
                 checks.append(f"swizzled_offset<{rows}>({row}, {piece}) == {want}")
-        for step in range(columns // 16):
-            want = 2 * tile.wgmma_k_step(step, k_major=True)  # bytes
-            checks.append(f"k_major_step<{rows}>({step}) == {want}")
-        for step in range(rows // 16):
-            want = 2 * tile.wgmma_k_step(step, k_major=False)
-            checks.append(f"mn_major_step({step}) == {want}")
+        for layout in ("ByChunks", "ByGroups"):
+            tile = SmemTile(rows, columns, layout == "ByGroups")
+            name = f"{layout}<{rows}, {columns}>"
+            checks.append(f"{name}::kChunkBytes == {tile.panel_bytes}")
+            checks.append(f"{name}::kGroupBytes == {tile.group_bytes}")
+            for step in range(columns // 16):
+                want = 2 * tile.wgmma_k_step(step, k_major=True)  # bytes
+                checks.append(f"k_major_step<{name}>({step}) == {want}")
+            for step in range(rows // 16):
+                want = 2 * tile.wgmma_k_step(step, k_major=False)
+                checks.append(f"mn_major_step<{name}>({step}) == {want}")
     for columns in (8, 64, 80, 112, 128, 192):
         checks.append(f"kChunks<{columns}> * {PANEL_COLUMNS} == {padded_columns(columns)}")
     checks += row_copy_checks()

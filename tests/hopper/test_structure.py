@@ -92,12 +92,14 @@ def test_logits_hook_only_where_the_variant_has_one() -> None:
 def test_loaders_print_only_their_own_producer() -> None:
     ragged, paged, gather = (text(loader=name) for name in ("ragged", "paged", "gather"))
     assert "page_table" not in ragged and "page_size" not in ragged
-    loads = {"ContiguousBlock": ragged, "PagedBlock": paged, "RowsK::copy(": gather}
+    loads = {"ContiguousBlock": ragged, "GroupedBlock": paged, "RowsK::copy(": gather}
     for load, owner in loads.items():
         assert [load in source for source in (ragged, paged, gather)] == [
             source is owner for source in (ragged, paged, gather)
         ]
     assert "k_map" not in gather and "page_table" in paged and "page_table" in gather
+    padded = text(96, "paged")  # a box per chunk: all columns at once would pass the end of a row
+    assert "PagedBlock" in padded and "GroupedBlock" not in padded
 
 
 def test_gather_producers_wait_for_free_stages_only() -> None:

@@ -20,16 +20,30 @@ VARIANTS = [full(), causal(), causal() & sliding_window(), causal() & soft_cap()
 
 
 @pytest.mark.parametrize("dims", head_dims())
-@pytest.mark.parametrize("loader", ["ragged", "paged", "gather"])
+@pytest.mark.parametrize(
+    ("loader", "page_size"), [("ragged", None), ("paged", 64), ("paged", 16), ("gather", 1)]
+)
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
 @pytest.mark.parametrize("long", [False, True])
 def test_every_row_of_the_table_is_feasible(
-    dims: tuple[int, int], loader: str, variant: Variant, long: bool
+    dims: tuple[int, int], loader: str, page_size: int | None, variant: Variant, long: bool
 ) -> None:
-    tile = default_tile(*dims, loader, variant, long=long)
+    tile = default_tile(*dims, loader, variant, page_size=page_size, long=long)
     assert tile is not None
     assert tile_reasons(tile, *dims) == []
     assert tile.kv % 16 == 0  # TMA boxes of pages of 16 tokens
+
+
+def test_slow_loads_get_a_third_stage() -> None:
+    """Boxes of pages below 64 rows, and rows one by one where keys are short."""
+
+    def stages(loader: str, page_size: int, *, long: bool = False) -> int:
+        tile = default_tile(128, 128, loader, causal(), page_size=page_size, long=long)
+        assert tile is not None
+        return tile.stages
+
+    assert [stages("paged", size) for size in (16, 48, 64, 192, 256)] == [3, 3, 2, 2, 2]
+    assert stages("gather", 1) == 3 and stages("gather", 1, long=True) == 2
 
 
 def test_smem_by_hand() -> None:

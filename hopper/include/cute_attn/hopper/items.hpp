@@ -33,10 +33,10 @@ CUTE_DEVICE void await_item(Smem& smem, unsigned index, Ring ring) {
 
 // Zeroes the rows of a stage of V that are past the end of the request: unwritten cache rows may
 // hold NaN, and 0 * NaN is NaN. Every warpgroup does, with the same zeros.
-template <int kTileKV, int kHeadDim, class Smem, class Ring>
+template <class LayoutV, int kTileKV, int kHeadDim, class Smem, class Ring>
 CUTE_DEVICE void zero_tail(Smem& smem, Ring ring, int valid_keys, int consumer) {
   wait_full(smem.v_full[ring.stage], ring.parity);
-  zero_rows<kTileKV, kHeadDim>(smem.v[ring.stage], valid_keys, threadIdx.x % 128);
+  zero_rows<LayoutV, kTileKV, kHeadDim>(smem.v[ring.stage], valid_keys, threadIdx.x % 128);
   cutlass::arch::fence_view_async_shared();
   cutlass::arch::NamedBarrier::sync(128, kTailZeroed + consumer);
 }

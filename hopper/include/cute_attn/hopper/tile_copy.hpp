@@ -75,14 +75,16 @@ CUTE_DEVICE void arrive_when_copied(cutlass::arch::ClusterBarrier& full) {
 }
 
 // Zeroes rows [first_row, kRows) of a tile of kColumns columns, by the 128 threads of a warpgroup.
-// Whole rows lie contiguously in each chunk, so the swizzle does not matter.
-template <int kRows, int kColumns, class Element>
-CUTE_DEVICE void zero_rows(Element* tile, int first_row, int thread) {
+// The rows of a unit lie contiguously, so the swizzle does not matter.
+template <class Layout, int kRows, int kColumns>
+CUTE_DEVICE void zero_rows(void* tile, int first_row, int thread) {
   CUTE_UNROLL
   for (int chunk = 0; chunk < kChunks<kColumns>; ++chunk) {
-    uint4* piece = reinterpret_cast<uint4*>(tile + chunk * kRows * 64);
-    for (int i = first_row * 8 + thread; i < kRows * 8; i += 128) {
-      piece[i] = make_uint4(0, 0, 0, 0);
+    for (int i = first_row * 8 + thread; i < kRows * 8; i += 128) {  // pieces of 16 bytes
+      int const in_chunk =
+          Layout::kGroupBytes == 1024 ? i * 16 : i / 64 * Layout::kGroupBytes + i % 64 * 16;
+      int const at = chunk * Layout::kChunkBytes + in_chunk;
+      *reinterpret_cast<uint4*>(static_cast<char*>(tile) + at) = make_uint4(0, 0, 0, 0);
     }
   }
 }

@@ -13,13 +13,20 @@
 
 namespace cute_attn {
 
+// K or V. page_groups: for GroupedBlock.
+struct KVMap {
+  cute::TmaDescriptor const& descriptor;
+  int page_groups = 0;
+};
+
 // Where a KV block of contiguous rows lies.
 struct ContiguousBlock {
   int kv_head;
   int row;  // first one
 
   template <int kRows, class Params>
-  CUTE_DEVICE static ContiguousBlock locate(Params const&, Item const& item, int block, int) {
+  CUTE_DEVICE static ContiguousBlock locate(Params const&, KVMap, Item const& item, int block,
+                                            int) {
     return {item.kv_head, item.request.kv_start + block * kRows};
   }
 };
@@ -32,7 +39,7 @@ struct PagedBlock {
 
   // Boxes past the request's last page point past the pool, where TMA fills with zeros.
   template <int kRows, class Params>
-  CUTE_DEVICE static PagedBlock locate(Params const& params, Item const& item, int block,
+  CUTE_DEVICE static PagedBlock locate(Params const& params, KVMap, Item const& item, int block,
                                        int lane) {
     PageDivider const divider{params.page_size, params.page_magic, params.page_shift};
     int const token = block * kRows + lane * params.box_rows;
@@ -41,6 +48,23 @@ struct PagedBlock {
     return {item.kv_head,
             inside ? params.page_table[item.request.kv_start + page] : params.num_pages,
             divider.row_in_page(token, page)};
+  }
+};
+
+// The same for a map that counts groups of eight rows: a box is whole groups of a page, all chunks
+// of them. Pages whose distance is a whole number of groups, page_groups, are counted in groups as
+// well; for others (page_groups 0) a box is one group, and begins at a row of a page.
+struct GroupedBlock {
+  int kv_head;
+  int row;    // in the page, or 0 if groups are counted through
+  int group;  // of the pool, or the page
+
+  template <int kRows, class Params>
+  CUTE_DEVICE static GroupedBlock locate(Params const& params, KVMap map, Item const& item,
+                                         int block, int lane) {
+    PagedBlock const at = PagedBlock::locate<kRows>(params, map, item, block, lane);
+    if (map.page_groups == 0) return {at.kv_head, at.row, at.page};
+    return {at.kv_head, 0, at.page * map.page_groups + at.row / 8};
   }
 };
 
@@ -70,13 +94,13 @@ CUTE_DEVICE void publish_item(cute::TmaDescriptor const& q_map, Item const& item
 
 // One K or V block of contiguous rows: a box of kRows rows x 64 columns per chunk.
 template <int kRows, int kHeadDim, class Params, class Element>
-CUTE_DEVICE void load_block(Params const&, cute::TmaDescriptor const& map,
-                            ContiguousBlock const& from, FullBarrier& full, Element* tile) {
+CUTE_DEVICE void load_block(Params const&, KVMap map, ContiguousBlock const& from,
+                            FullBarrier& full, Element* tile) {
   if (!cute::elect_one_sync()) return;
   full.arrive_and_expect_tx(kRows * kChunks<kHeadDim> * 64 * sizeof(Element));
   CUTE_UNROLL
   for (int chunk = 0; chunk < kChunks<kHeadDim>; ++chunk) {
-    cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
+    cute::SM90_TMA_LOAD_4D::copy(&map.descriptor, reinterpret_cast<uint64_t*>(&full),
                                  static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
                                  tile + chunk * kRows * 64, chunk * 64, from.row, from.kv_head, 0);
   }
@@ -86,8 +110,8 @@ CUTE_DEVICE void load_block(Params const&, cute::TmaDescriptor const& map,
 // with the same coordinates in all lanes an issue takes a few instructions, with different ones a
 // loop over lanes.
 template <int kRows, int kHeadDim, class Params, class Element>
-CUTE_DEVICE void load_block(Params const& params, cute::TmaDescriptor const& map,
-                            PagedBlock const& from, FullBarrier& full, Element* tile) {
+CUTE_DEVICE void load_block(Params const& params, KVMap map, PagedBlock const& from,
+                            FullBarrier& full, Element* tile) {
   if (cute::elect_one_sync()) {
     full.arrive_and_expect_tx(kRows * kChunks<kHeadDim> * 64 * sizeof(Element));
   }
@@ -97,11 +121,27 @@ CUTE_DEVICE void load_block(Params const& params, cute::TmaDescriptor const& map
     if (!cute::elect_one_sync()) continue;
     CUTE_UNROLL
     for (int chunk = 0; chunk < kChunks<kHeadDim>; ++chunk) {
-      cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
+      cute::SM90_TMA_LOAD_4D::copy(&map.descriptor, reinterpret_cast<uint64_t*>(&full),
                                    static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
                                    tile + (chunk * kRows + box * params.box_rows) * 64, chunk * 64,
                                    row, from.kv_head, page);
     }
+  }
+}
+
+// The same, a box of params.box_rows rows x all columns.
+template <int kRows, int kHeadDim, class Params, class Element>
+CUTE_DEVICE void load_block(Params const& params, KVMap map, GroupedBlock const& from,
+                            FullBarrier& full, Element* tile) {
+  if (cute::elect_one_sync()) full.arrive_and_expect_tx(kRows * kHeadDim * sizeof(Element));
+#pragma unroll 2
+  for (int box = 0; box * params.box_rows < kRows; ++box) {
+    int const group = warp_uniform(from.group, box), row = warp_uniform(from.row, box);
+    if (!cute::elect_one_sync()) continue;
+    cute::SM90_TMA_LOAD_5D::copy(&map.descriptor, reinterpret_cast<uint64_t*>(&full),
+                                 static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
+                                 tile + box * params.box_rows * kHeadDim, 0, row, 0, from.kv_head,
+                                 group);
   }
 }
 

@@ -1,8 +1,9 @@
 // Warpgroup matrix products on swizzled shared-memory tiles.
 //
-// A tile of R rows x D columns (16-bit) lies in shared memory as D / 64 chunks of R rows x 128
-// bytes; inside a chunk the 16-byte pieces of row r are permuted by XOR with r % 8 (the 128-byte
-// swizzle of TMA and wgmma). Chunks begin at multiples of 1024 bytes.
+// A tile of R rows x D columns (16-bit) lies in shared memory in units of 8 rows x 64 columns, 1024
+// bytes, in which the 16-byte pieces of row r are permuted by XOR with r % 8 (the 128-byte swizzle
+// of TMA and wgmma). The units of a chunk of 64 columns follow each other, or those of a group of
+// eight rows.
 #pragma once
 
 #include <cute/arch/mma_sm90_gmma.hpp>
@@ -18,9 +19,21 @@ CUTE_DEVICE int warp_uniform(int value, int lane = 0) {
   return __shfl_sync(0xffffffffu, value, lane);
 }
 
+// Where the units of a (kRows, kColumns) tile lie (codegen.smem_tile.SmemTile).
+template <int kRows, int kColumns>
+struct ByChunks {
+  static constexpr int kGroupBytes = 1024;         // from a group of eight rows to the next
+  static constexpr int kChunkBytes = kRows * 128;  // from a chunk of 64 columns to the next
+};
+template <int kRows, int kColumns>
+struct ByGroups {
+  static constexpr int kGroupBytes = (kColumns + 63) / 64 * 1024;
+  static constexpr int kChunkBytes = 1024;
+};
+
 // A swizzled operand in shared memory: the low word of its descriptor (address / 16, and in the
-// upper half the distance between 64-column chunks, which is only read for MN-major operands). The
-// high word is the same for all: groups of eight rows are 1024 bytes apart, 128-byte swizzle.
+// upper half the distance between chunks, which is only read for MN-major operands). The high word
+// is a constant: the distance between groups, 128-byte swizzle.
 struct Operand {
   uint32_t low;
 
@@ -29,19 +42,23 @@ struct Operand {
 
   // The descriptor of what begins `bytes` behind: an addition, because shared-memory addresses
   // never carry out of their field.
+  template <int kGroupBytes>
   CUTE_DEVICE uint64_t at(uint32_t bytes) const {
-    constexpr uint64_t kHigh = uint64_t(1024 >> 4 | 1u << 30) << 32;
+    constexpr uint64_t kHigh = uint64_t(kGroupBytes >> 4 | 1u << 30) << 32;
     return kHigh | (low + (bytes >> 4));
   }
 };
 
-// Bytes from a tile of kRows rows to its k-step i (16 of the summed index): along the columns for
-// K-major operands, along the rows for MN-major ones (codegen.smem_tile.SmemTile.wgmma_k_step).
-template <int kRows>
+// Bytes from a tile to its k-step i (16 of the summed index): along the columns for K-major
+// operands, along the rows for MN-major ones (codegen.smem_tile.SmemTile.wgmma_k_step).
+template <class Layout>
 CUTE_DEVICE constexpr uint32_t k_major_step(int i) {
-  return (i / 4) * kRows * 128 + (i % 4) * 32;
+  return (i / 4) * Layout::kChunkBytes + (i % 4) * 32;
 }
-CUTE_DEVICE constexpr uint32_t mn_major_step(int i) { return i * 16 * 128; }
+template <class Layout>
+CUTE_DEVICE constexpr uint32_t mn_major_step(int i) {
+  return i * 2 * Layout::kGroupBytes;
+}
 
 namespace detail {
 template <class Mma, int N, int... I>
@@ -90,7 +107,7 @@ CUTE_DEVICE void clear_fragment(float (&fragment)[N]) {
 
 // score (64, kTileKV) = Q (64, kHeadDim) K (kTileKV, kHeadDim)^T, issued and committed, not waited
 // for. q begins at this warpgroup's first row in the Q tile of kTileQ rows.
-template <class Mma, int kTileQ, int kTileKV, int kHeadDim, int N>
+template <class Mma, class LayoutQ, class LayoutK, int kTileKV, int kHeadDim, int N>
 CUTE_DEVICE void issue_qk(Operand q, Operand k, float (&score)[N]) {
   using cute::SM90::GMMA::ScaleOut;
   static_assert(N == kTileKV / 2);
@@ -98,7 +115,8 @@ CUTE_DEVICE void issue_qk(Operand q, Operand k, float (&score)[N]) {
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int i = 0; i < kHeadDim / 16; ++i) {
-    detail::fma_ss<Mma>(q.at(k_major_step<kTileQ>(i)), k.at(k_major_step<kTileKV>(i)), score,
+    detail::fma_ss<Mma>(q.at<LayoutQ::kGroupBytes>(k_major_step<LayoutQ>(i)),
+                        k.at<LayoutK::kGroupBytes>(k_major_step<LayoutK>(i)), score,
                         i > 0 ? ScaleOut::One : ScaleOut::Zero, cute::make_int_sequence<N>{});
   }
   cute::warpgroup_commit_batch();
@@ -107,34 +125,38 @@ CUTE_DEVICE void issue_qk(Operand q, Operand k, float (&score)[N]) {
 
 // out (64, kHeadDim) += P (64, kTileKV) V (kTileKV, kHeadDim), issued and committed. P is in
 // registers: packed pairs of the score fragment are already an A operand.
-template <class Mma, int kTileKV, int P, int N>
+template <class Mma, class LayoutV, int kTileKV, int P, int N>
 CUTE_DEVICE void issue_pv(uint32_t const (&p)[P], Operand v, float (&out)[N]) {
   static_assert(P == kTileKV / 4);
   fence_fragment(out);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int i = 0; i < kTileKV / 16; ++i) {
-    detail::fma_rs<Mma>(p + 4 * i, v.at(mn_major_step(i)), out, cute::make_int_sequence<N>{});
+    detail::fma_rs<Mma>(p + 4 * i, v.at<LayoutV::kGroupBytes>(mn_major_step<LayoutV>(i)), out,
+                        cute::make_int_sequence<N>{});
   }
   cute::warpgroup_commit_batch();
   fence_fragment(out);
 }
 
 // The two products of a kernel, on stages of its rings.
-template <class QkMma, class PvMma, int kTileQ, int kTileKV, int kHeadDimQK>
+template <class QkMma, class PvMma, class LayoutQ, class LayoutK, class LayoutV, int kTileKV,
+          int kHeadDimQK>
 struct TileProducts {
   // score = Q K^T
   template <class Smem, class Ring>
   CUTE_DEVICE static void issue_scores(Smem& smem, Operand q, Ring ring,
                                        float (&score)[kTileKV / 2]) {
-    issue_qk<QkMma, kTileQ, kTileKV, kHeadDimQK>(q, Operand(smem.k[ring.stage], 0), score);
+    issue_qk<QkMma, LayoutQ, LayoutK, kTileKV, kHeadDimQK>(q, Operand(smem.k[ring.stage], 0),
+                                                           score);
   }
 
   // out += P V
   template <class Smem, class Ring, int N>
   CUTE_DEVICE static void issue_output(Smem& smem, uint32_t const (&p)[kTileKV / 4], Ring ring,
                                        float (&out)[N]) {
-    issue_pv<PvMma, kTileKV>(p, Operand(smem.v[ring.stage], kTileKV * 128), out);
+    Operand const v(smem.v[ring.stage], LayoutV::kChunkBytes);
+    issue_pv<PvMma, LayoutV, kTileKV>(p, v, out);
   }
 };
 
