@@ -67,8 +67,8 @@ def serving_problem(arch: str, page_size: int | None, *, is_causal: bool = True)
 
 
 def takes_long_tile(case: Case) -> bool:
-    """Whether the dispatcher takes the tile for long keys, which ragged KV alone has."""
-    if case.table != "ragged":
+    """Whether the dispatcher takes the tile for long keys; block-sparse KV is short."""
+    if case.table == "bsr":
         return False
     q_len, kv_len = np.array(case.requests(), np.int64).T
     left = case.window_left if "window" in case.variant else UNBOUNDED
@@ -125,9 +125,13 @@ def stress_kernels(arch: str) -> list[AnyKernel]:
     if arch != "sm_90a":
         return []
     plain = [
-        choose(problem_of(case, arch), small=False, schedule=case.schedule) for case in stress.CASES
+        choose(problem_of(case, arch), small=False, long=long, schedule=case.schedule)
+        for case in stress.CASES
+        for long in (False, True)
     ]
-    return [kernel for spec in plain for kernel in (spec, replace(spec, delays=True))]
+    return [
+        kernel for spec in dict.fromkeys(plain) for kernel in (spec, replace(spec, delays=True))
+    ]
 
 
 def all_kernels(arch: str) -> list[AnyKernel]:
