@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -33,7 +34,7 @@ QUICK = {
     ("K", "8/1 q256 kv32768"),
 }
 ROUNDS = 3
-"""Turns that we and the peers of the same run take, per case."""
+"""Turns that we and the peers of the same run take, per case, and cases held against each other."""
 
 
 def selected(quick: bool, match: str, sections: list[str]) -> list[Case]:
@@ -80,7 +81,52 @@ def peers_of(
     return found
 
 
+def held_against(case: Case) -> str:
+    """The same for cases that goals hold against each other: pages and ragged KV, head dims."""
+    if case.sec == "P":
+        return "P " + case.cfg.rpartition(" ")[0]
+    if case.sec == "H":
+        return "H " + case.cfg.partition(" ")[2]
+    return f"{case.sec} {case.cfg}"
+
+
 def measure(
+    cases: list[Case],
+    schedule: str | None,
+    makers: dict[str, Callable[[harness.Prepared], live_peers.Call]],
+    results: Records,
+) -> None:
+    """Measures one case, ours and the peers' of the same run, or several in turns; records them."""
+    if len(cases) == 1:
+        measure_case(cases[0], schedule, makers, results)
+        return
+    prepared = {case.cfg: harness.prepare(case, schedule=schedule) for case in cases}
+    errors = {cfg: harness.check(own) for cfg, own in prepared.items()}
+    calls = {cfg: own.run for cfg, own in prepared.items()}
+    with SmClock() as clock:
+        times = harness.interleaved_us(calls, rounds=ROUNDS, rep_ms=50)
+    for cfg, own in prepared.items():
+        numbers: dict[str, object] = {"err": errors[cfg]}
+        if clock.mhz is not None:
+            numbers["sm_mhz"] = clock.mhz
+        line = record(own, times[cfg], numbers, results)
+        print(f"{line}  err {errors[cfg]:.2e}  {clock.mhz or '?'} MHz", flush=True)
+
+
+def record(
+    prepared: harness.Prepared, us: float, numbers: dict[str, object], results: Records
+) -> str:
+    """Adds our row of a case; what to print of it."""
+    case, kernel = prepared.case, prepared.wrapper.kernels[0]
+    if kernel.spec is not None:
+        numbers["tile"] = [kernel.spec.tile.q, kernel.spec.tile.kv]
+    numbers |= {"kernel": kernel.name, "plan_us": prepared.plan_us}
+    tflops = case.counted_flops / us / 1e6
+    own = results.add(case.sec, case.cfg, peer=OURS, us=us, tflops=tflops, **numbers)
+    return f"{case.sec:3s} {case.cfg:34s} {own['us']:9.1f} us {own['tflops']:6.0f} TFLOP/s"
+
+
+def measure_case(
     case: Case,
     schedule: str | None,
     makers: dict[str, Callable[[harness.Prepared], live_peers.Call]],
@@ -103,19 +149,7 @@ def measure(
         )
     if clock.mhz is not None:
         numbers["sm_mhz"] = clock.mhz
-    kernel = prepared.wrapper.kernels[0]
-    if kernel.spec is not None:
-        numbers["tile"] = [kernel.spec.tile.q, kernel.spec.tile.kv]
-    numbers |= {"kernel": kernel.name, "plan_us": prepared.plan_us}
-    own = results.add(
-        case.sec,
-        case.cfg,
-        peer=OURS,
-        us=times[OURS],
-        tflops=case.counted_flops / times[OURS] / 1e6,
-        **numbers,
-    )
-    line = f"{case.sec:3s} {case.cfg:34s} {own['us']:9.1f} us {own['tflops']:6.0f} TFLOP/s"
+    line = record(prepared, times[OURS], numbers, results)
     for name, (_, peer_err) in calls.items():
         tflops = case.counted_flops / times[name] / 1e6
         results.add(case.sec, case.cfg, peer=name, us=times[name], tflops=tflops, err=peer_err)
@@ -161,11 +195,11 @@ def main() -> int:
     us, tflops = harness.matrix_rate()
     results.add("E", "matmul 8192^3 bf16", peer="torch", us=us, tflops=tflops)
     missing = []
-    for case, _ in cases:
+    for name, together in groupby((case for case, _ in cases), key=held_against):
         try:
-            measure(case, given.schedule, makers, results)
+            measure(list(together), given.schedule, makers, results)
         except CacheMissError as error:  # a machine that cannot compile: the other cases still run
-            missing.append(f"not measured: {case.sec} {case.cfg}: {error}")
+            missing.append(f"not measured: {name}: {error}")
         torch.cuda.empty_cache()
     compare.print_tables(results.rows, given.peers)
     print("\n".join(missing))

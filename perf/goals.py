@@ -100,7 +100,7 @@ def _head_dims(ours: Mapping[Key, Row]) -> list[Goal]:
             for (sec, cfg), row in ours.items()
             if sec == "H"
             and cfg.startswith(f"d{dim} ")
-            and (of := ours.get(("A", cfg.replace(f"d{dim} ", f"d{like} "))))
+            and (of := ours.get(("H", cfg.replace(f"d{dim} ", f"d{like} "))))
         ]
         if shares:
             what = f"H: head_dim {dim}, worst of head_dim {like}'s rate"

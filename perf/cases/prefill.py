@@ -90,12 +90,13 @@ def chunks() -> list[Case]:
 
 
 def head_dims() -> list[Case]:
-    """Section H: head dims between the powers of two."""
+    """Section H: head dims between the powers of two, and those they are held against."""
+    own = BETWEEN | {like: like for like in BETWEEN.values()}
     return [
         dense("H", dim, PREFILL_HEADS[like], is_causal, length)
-        for dim, like in BETWEEN.items()
         for is_causal in (False, True)
         for length in (4096, 16384)
+        for dim, like in own.items()
     ]
 
 

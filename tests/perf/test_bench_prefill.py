@@ -17,7 +17,7 @@ import torch
 
 from cute_attn import BatchAttention
 from perf import bench_prefill, clocks, harness, joining, live_peers, records
-from perf.cases import Case
+from perf.cases import Case, prefill
 
 CPU = torch.device("cpu")
 
@@ -101,7 +101,7 @@ def test_rows_of_a_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(harness, "prepare", lambda case, **_: prepare(case, device=CPU))
     monkeypatch.setattr(BatchAttention, "kernels", (kernel,))
     file = records.Records(tmp_path / "x.jsonl", {})
-    bench_prefill.measure(small_case(), None, {"right": right, "wrong": wrong}, file)
+    bench_prefill.measure([small_case()], None, {"right": right, "wrong": wrong}, file)
     ours, *peers = file.rows
     assert ours["peer"] == "cute_attn" and ours["us"] == 10 and ours["tile"] == [128, 112]
     # Half of the square: 2 (16 + 8) FLOPs, 4 heads, 2 sequences of 24 x 24.
@@ -112,10 +112,52 @@ def test_rows_of_a_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert cell.live == (20, "right")
 
     chunk = Case("K", "8/1 q8 kv48", (8,), (48,), 8, 1, 16, 16, True)
-    bench_prefill.measure(chunk, None, {"right": right}, file)
+    bench_prefill.measure([chunk], None, {"right": right}, file)
     row = file.rows[-1]
     assert row["peer"] == "cute_attn" and row["us_graph"] == 5 and row["us"] == 10
     assert row["tflops_graph"] == pytest.approx(chunk.flops / 5e6, rel=1e-4)
+
+
+def test_cases_held_against_each_other_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [
+        Case("P", f"b2 c24 {layout}", (24, 24), (24, 24), 4, 2, 16, page_size, True)
+        for layout, page_size in (("ragged", None), ("p16", 16), ("p1", 1))
+    ]
+    assert len({bench_prefill.held_against(case) for case in cases}) == 1
+    turns: list[tuple[list[str], int]] = []
+
+    def times(
+        calls: Mapping[str, Callable[[], object]], *, rounds: int, rep_ms: int
+    ) -> dict[str, float]:
+        turns.append((list(calls), rounds))
+        return {name: 10.0 * (i + 1) for i, name in enumerate(calls)}
+
+    prepare = harness.prepare
+    monkeypatch.setattr(harness, "interleaved_us", times)
+    monkeypatch.setattr(harness, "prepare", lambda case, **_: prepare(case, device=CPU))
+    kernel = SimpleNamespace(name="a_kernel", spec=None)
+    monkeypatch.setattr(BatchAttention, "kernels", (kernel,))
+    file = records.Records(tmp_path / "x.jsonl", {})
+    bench_prefill.measure(cases, None, {"right": right}, file)
+    assert turns == [([case.cfg for case in cases], bench_prefill.ROUNDS)]
+    assert [(row["cfg"], row["us"]) for row in file.rows] == [
+        ("b2 c24 ragged", 10), ("b2 c24 p16", 20), ("b2 c24 p1", 30)
+    ]  # fmt: skip
+    assert all(row["err"] < 4e-3 for row in file.rows)
+
+
+def test_which_cases_are_held_against_each_other() -> None:
+    together: dict[str, list[str]] = {}
+    for case in prefill():
+        together.setdefault(bench_prefill.held_against(case), []).append(case.cfg)
+    several = {key: names for key, names in together.items() if len(names) > 1}
+    assert several.pop("H full   s4096") == [
+        f"d{dim} full   s4096" for dim in (80, 96, 112, 192, 128, 256)
+    ]
+    assert several.pop("P b4 c4096") == [f"b4 c4096 {x}" for x in ("ragged", "p64", "p16", "p1")]
+    assert len(several) == 3 + 1 and all(key[0] in "HP" for key in several)
 
 
 def test_clock_is_sampled_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
