@@ -25,8 +25,8 @@ RACES = [
     *(case for case in stress.CASES if case.family.group == 5),  # Q by cp.async
     replace(stress.PAGED, schedule="ampere_decode"),
 ]
-WHOLE_BLOCKS = 640
-"""Keys that are whole blocks of every kernel in RACES (80 or 128 keys, decode 64)."""
+WHOLE_BLOCKS = 384
+"""Keys that are whole blocks of every kernel in RACES (see test_stress_cpu)."""
 
 
 def subset() -> list[Case]:
