@@ -67,7 +67,7 @@ _MASKED_192_128 = replace(_TABLE[192, 128], kv=96, q_stages=2)
 # Pages in boxes of less than 64 rows, or row by row where keys are short: their loads take longer,
 # so fewer keys and a third stage. Pages of 16: batches of 16 +3 to 5 %, chunks of one KV head +2 to
 # 11 %; pages of 64 -1 to -2 %. Page size 1: at 1k keys +1 %, at 4k -1 %.
-_SLOW_LOADS = {dims: replace(_TABLE[dims], kv=96, stages=3) for dims in ((128, 128),)}
+_SLOW_LOADS = {(128, 128): replace(_TABLE[128, 128], kv=96, stages=3)}
 _FAST_BOX_ROWS = 64
 
 # Keys per block with hooks, by (TMA, gather) loader: the most with which nothing spills.

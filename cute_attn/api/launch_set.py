@@ -241,16 +241,17 @@ class LaunchSet:
         k, v = views.k, views.v
         if views.page_size:
             box_rows = math.gcd(views.page_size, box_rows)
-            arguments.set(box_rows=box_rows)
         else:
             k, v = k.unsqueeze(0), v.unsqueeze(0)
-        by_groups = "k_page_groups" in self._params.offsets
-        if by_groups:
+        make_map = kv_map
+        if "k_page_groups" in self._params.offsets:
+            make_map = grouped_kv_map
             groups = page_groups(k), page_groups(v)
-            # One number of rows per box for both.
-            box_rows = box_rows if all(groups) else SWIZZLE_ROWS
-            arguments.set(box_rows=box_rows, k_page_groups=groups[0], v_page_groups=groups[1])
-        make_map = grouped_kv_map if by_groups else kv_map
+            if not all(groups):  # a box of one group, of K and of V
+                box_rows = SWIZZLE_ROWS
+            arguments.set(k_page_groups=groups[0], v_page_groups=groups[1])
+        if views.page_size:
+            arguments.set(box_rows=box_rows)
         for name, view in (("k_map", k), ("v_map", v)):
             target = arguments.address + self._params.offsets[name]
             self._encoder(make_map(view, box_rows)).write(target, view.data_ptr() or spare)

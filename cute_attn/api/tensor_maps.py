@@ -2,7 +2,8 @@
 
 A map of K or V counts (head_dim, rows of a page, kv_heads, pages); ragged KV is one page. A TMA box
 is one panel of a shared-memory tile (`codegen.smem_tile`) wide and `box_rows` rows of one head
-high. A map of Q counts (head_dim, qo_heads, q_tokens); its box is a panel of all packed rows.
+high. Where the kernel's tiles lie by groups, boxes hold all columns (`grouped_kv_map`). A map of Q
+counts (head_dim, qo_heads, q_tokens); its box is a panel of all packed rows.
 """
 
 from __future__ import annotations

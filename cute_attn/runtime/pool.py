@@ -303,8 +303,9 @@ class _Worker:
             self._stopped = True
             process, self._process = self._process, None
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):  # ended, and its thread has seen it
-                os.killpg(process.pid, signal.SIGKILL)  # with its assembler
+            if process.poll() is None:  # else its number may be another's by now
+                with contextlib.suppress(ProcessLookupError):  # ended since
+                    os.killpg(process.pid, signal.SIGKILL)  # with its assembler
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:

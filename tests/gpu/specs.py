@@ -81,10 +81,8 @@ def grid_kernels(arch: str, *, long_tiles: bool = True) -> list[AnyKernel]:
     specs = []
     for case in CASES:
         with suppress(UnsupportedSpecError):
-            for long in {
-                False,
-                long_tiles and takes_long_tile(case),
-            }:  # False: lengths are cut for sanitizers
+            # The short one in any case: lengths are cut for sanitizers.
+            for long in {False, long_tiles and takes_long_tile(case)}:
                 problem = problem_of(case, arch)
                 specs.append(choose(problem, small=False, long=long, schedule=case.schedule))
     return with_merges(specs)

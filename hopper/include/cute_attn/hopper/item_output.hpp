@@ -20,7 +20,7 @@ struct Finished {
 };
 
 // Consumer warpgroups of kWarps warps in all, 64 rows each, write (kTileQ, kColumns) tiles.
-// kByLines: for kernels that wait for the stores.
+// kByLines: eight lanes write 128 bytes of a row, rather than four lanes 64.
 template <class Params, class Element, int kTileQ, int kColumns, int kGroup, int kWarps,
           bool kByLines>
 struct ItemOutput {
