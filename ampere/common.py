@@ -28,6 +28,7 @@ def kernel(
     )
     smem = smem_bytes(spec.schedule, spec.tile, spec.head_dim_qk)
     band = spec.variant.band
+    dependent_launch = has_dependent_launch(spec.arch)
     text = render(
         _HERE / "templates" / template,
         spec=spec,
@@ -38,7 +39,7 @@ def kernel(
         params_struct=cpp_struct(params),
         hooks=cpp_hooks(spec.variant),
         smem_bytes=smem,
-        dependent_launch=_releases_merge(spec),
+        dependent_launch=dependent_launch,
         band_left=band.left is not None,
         band_right=band.right is not None,
         name_is_long=len(spec.name) > 100 - len("    (const __grid_constant__ Params params) {"),
@@ -55,13 +56,14 @@ def kernel(
         blocks_per_sm=spec.tile.blocks_per_sm,
         params=params,
         include_dirs=(_HERE / "include", INCLUDE_DIR),
+        dependent_launch=dependent_launch,
     )
 
 
 def includes(spec: KernelSpec) -> list[str]:
     """Headers that a kernel uses."""
     rows = "paged_rows" if spec.loader == "paged" else "ragged_rows"
-    dependent = ["cute_attn/dependent_launch.hpp"] if _releases_merge(spec) else []
+    dependent = ["cute_attn/dependent_launch.hpp"] if has_dependent_launch(spec.arch) else []
     fused = ["cute_attn/piece_merge.hpp"] if spec.fuses_merge else []
     headers = [
         f"cute_attn/ampere/{rows}.hpp",
@@ -72,11 +74,6 @@ def includes(spec: KernelSpec) -> list[str]:
         *fused,
     ]
     return sorted(headers)
-
-
-def _releases_merge(spec: KernelSpec) -> bool:
-    """Whether the kernel lets the merge kernel that follows it start early."""
-    return has_dependent_launch(spec.arch) and not spec.fuses_merge
 
 
 def constants(entries: list[tuple[str, int, str]]) -> list[str]:

@@ -45,6 +45,7 @@ class Tile:
         blocks_per_sm: resident blocks the kernel is built for (launch bounds).
         producer_registers, consumer_registers: `setmaxnreg` values, 0 where warps have no roles.
         q_stages: Q tiles in shared memory (Hopper).
+        q_in_registers: consumers read an item's queries once and keep them (Hopper).
     """
 
     q: int
@@ -55,6 +56,7 @@ class Tile:
     producer_registers: int = 0
     consumer_registers: int = 0
     q_stages: int = 1
+    q_in_registers: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,15 @@ if __name__ != "cute_attn.hopper":
     raise ImportError("this directory is the package cute_attn.hopper; import it by that name")
 
 from cute_attn.hopper.emit import SCHEDULE, emit, include_dirs, params_of, supports
-from cute_attn.hopper.tiles import default_tile, head_dims
+from cute_attn.hopper.tiles import default_tile, head_dims, long_keys
 
-__all__ = ["SCHEDULE", "default_tile", "emit", "head_dims", "include_dirs", "params_of", "supports"]
+__all__ = [
+    "SCHEDULE",
+    "default_tile",
+    "emit",
+    "head_dims",
+    "include_dirs",
+    "long_keys",
+    "params_of",
+    "supports",
+]

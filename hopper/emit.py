@@ -109,7 +109,8 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         q_tma=q_by_tma(spec),
         by_groups="k_page_groups" in params.offsets,
         full_barrier="CopiedBarrier" if spec.loader == "gather" else "FullBarrier",
-        early_start=tile.q_stages > 1,  # the next item's queries are there when an item ends
+        # The next item's queries are there when an item ends.
+        early_start=tile.q_stages > 1 or tile.q_in_registers,
         # Else the next QK waits for them: wider outputs are better written meanwhile (head_dim 256
         # at 512 keys: -6 % under the QK; (192, 128) at 2k keys: +2 %).
         output_under_qk=spec.head_dim_vo == 128,
@@ -130,4 +131,5 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         blocks_per_sm=1,
         params=params,
         include_dirs=include_dirs(),
+        dependent_launch=True,
     )

@@ -3,7 +3,7 @@
 Shared memory holds `q_stages` Q tiles, `stages` K blocks and `stages` V blocks of 16-bit elements,
 their head dims padded to multiples of 64; the products have the true width.
 A consumer thread holds S (tile_kv / 2 registers), P (tile_kv / 4) and O (head_dim_vo / 2) at the
-same time.
+same time, and Q (head_dim_qk / 4) with `q_in_registers`.
 """
 
 from __future__ import annotations
@@ -13,62 +13,79 @@ from dataclasses import replace
 
 from cute_attn.codegen.smem_tile import SmemTile, padded_columns
 from cute_attn.codegen.spec import Tile
-from cute_attn.variants import Variant, full
+from cute_attn.variants import Variant
 
 SMEM_PER_BLOCK = 232_448  # bytes a block may use on sm_90
 REGISTERS_PER_SM = 65_536
 WORKING_REGISTERS = 32  # addresses, row references and sums, loop state: beside the fragments
-MASK_REGISTERS = 44  # the same with a mask
+MASK_REGISTERS = 40  # the same with a mask
 _BARRIER_BYTES = 1024  # barriers, and the rounding of the last tile to 1024 bytes
 
 # Two consumer warpgroups and a producer, whose warps feed K, V and the items with their queries.
 # 384 threads are launched with 3 * 168 = 504 registers: 2 * 232 for the consumers leave it 40.
 _BASE = Tile(q=128, kv=128, stages=2, threads=384, producer_registers=40, consumer_registers=232)
 
+# The first product of an item runs under the last one of the item before (+20 % at 1k keys), so the
+# next queries must be there by then. Either consumers read them into registers when an item begins,
+# and the Q tile takes the next ones; or there are two Q tiles.
+_KEPT = replace(_BASE, stages=3, q_in_registers=True)
+_TWO_Q_TILES = replace(_BASE, q_stages=2)
+
 # One row per (head_dim_qk, head_dim_vo).
 _TABLE: dict[tuple[int, int], Tile] = {
-    # Two Q tiles: the next item's queries are there when an item ends, and its first product runs
-    # under the last one of this item (+20 % at 1k keys).
-    (64, 64): replace(_BASE, q_stages=2),
-    (80, 80): replace(_BASE, q_stages=2),
-    (96, 96): replace(_BASE, q_stages=2),
-    (112, 112): replace(_BASE, q_stages=2),
-    # 193 KB. 160 keys fit as well (225 KB): +5 % at 16k keys, -7 % at 1k (a block is the unit of
-    # waste).
-    (128, 128): replace(_BASE, q_stages=2),
-    # Multi-head latent attention in prefill. 208 KB: there is no room for a second Q tile.
-    (192, 128): _BASE,
+    # Against two Q tiles and two stages: +4 to 6 % at 512 and 1k keys. 3 or 5 stages: the same.
+    (64, 64): replace(_KEPT, stages=4),
+    # +1 to 3 % and +3 to 6 % at 4k. 225 KB with the padding to 128 columns.
+    (80, 80): _KEPT,
+    (96, 96): _KEPT,
+    # +4 to 8 % without a mask; with one see _SHORT_ITEMS.
+    (112, 112): _KEPT,
+    # 225 KB. +1 to 4 % without a mask, +0 to 3 % with one and long keys, pages of 16 +1 to 5 %.
+    (128, 128): _KEPT,
+    # Multi-head latent attention in prefill. 199 KB; 96 keys in three stages are 2 KB too many.
+    # Against 128 keys, one Q tile, two stages: full +4 % at 2k, -1 % at 8k; against 96 keys, two Q
+    # tiles, two stages: causal +2 and +4 %.
+    (192, 128): replace(_KEPT, kv=80),
     # 112 keys are what shared memory holds (216 KB) beside a 48 KB Q tile.
     (192, 192): replace(_BASE, kv=112),
     # 80 keys are what shared memory holds (224 KB) beside a 64 KB Q tile.
     (256, 256): replace(_BASE, kv=80),
 }
 
-# Ragged, without hooks: a third consumer warpgroup (192 rows) gives the exponentials, which bound
-# small head dims, another warp to hide behind (+10 % at head_dim 64). 160 registers hold fewer keys
-# the wider the output. With a mask more of a block is hidden, so it pays for long keys only:
-# head_dim 64 causal at 1k, 2k, 4k, 16k keys -13, +5, +7, +15 %; 80 and 96 at 16k full +6 and +5 %,
-# causal -1 and +15 %, causal at 4k +4 and +6 %. A producer that looks up pages needs more than 32
-# registers.
+# With a mask and short keys (or a window) items are short, and reading their queries costs more
+# than a third stage brings: head_dim 128 -5 to +3 %. Not where K and V come slowly, in boxes of
+# less than 64 rows or row by row: +1 to 4 %. With hooks in any case.
+_SHORT_ITEMS = {(112, 112): _TWO_Q_TILES, (128, 128): _TWO_Q_TILES}
+_FAST_BOX_ROWS = 64
+
+# Ragged, without hooks, for long keys: a third consumer warpgroup (192 rows) gives the
+# exponentials, which bound small head dims, another warp to hide behind. 160 registers hold fewer
+# keys the wider the output, and no queries. A producer that looks up pages needs more than 32.
 _THREE_CONSUMERS = {
     dims: replace(
-        _TABLE[dims], q=192, kv=kv, threads=512, producer_registers=32, consumer_registers=160
+        _TWO_Q_TILES,
+        q=192,
+        kv=kv,
+        stages=stages,
+        threads=512,
+        producer_registers=32,
+        consumer_registers=160,
     )
-    for dims, kv in (((64, 64), 128), ((80, 80), 96), ((96, 96), 96))
+    # Four stages instead of two at head_dim 64: full +1 to 2 %, causal -3 %. 80 keys in three
+    # stages instead of 96 in two: full +7 to 10 %, causal +0 %.
+    for dims, kv, stages in (((64, 64), 128, 2), ((80, 80), 80, 3), ((96, 96), 80, 3))
 }
+_FULL_64 = replace(_THREE_CONSUMERS[64, 64], stages=4)
 
 # head_dim 256 with short keys: a block is the unit of waste (512 keys: full +6 %, causal +5 %;
 # causal at 2k +2 %; full at 2k -1.5 %).
 _SHORT_256 = replace(_TABLE[256, 256], kv=64)
 
-# (192, 128) with a mask: fewer keys for a second Q tile (+12 % causal, -4 % without a mask).
-_MASKED_192_128 = replace(_TABLE[192, 128], kv=96, q_stages=2)
-
-# Pages in boxes of less than 64 rows, or row by row where keys are short: their loads take longer,
-# so fewer keys and a third stage. Pages of 16: batches of 16 +3 to 5 %, chunks of one KV head +2 to
-# 11 %; pages of 64 -1 to -2 %. Page size 1: at 1k keys +1 %, at 4k -1 %.
-_SLOW_LOADS = {(128, 128): replace(_TABLE[128, 128], kv=96, stages=3)}
-_FAST_BOX_ROWS = 64
+# Keys per query token, in the mean of a step, from which keys are long. A mask hides more of a
+# block the larger it is, so with one three consumers pay later (head_dim 80 and 96 causal: at 4k -3
+# %, at 16k +2 %).
+_LONG_KEYS = 1536
+_LONG_KEYS_MASKED = {(80, 80): 6144, (96, 96): 6144}
 
 # Keys per block with hooks, by (TMA, gather) loader: the most with which nothing spills.
 _HOOK_KV = {
@@ -82,11 +99,13 @@ _HOOK_KV = {
     (256, 256): (64, 48),
 }
 
-# (producer, consumer) registers with the gather loader. Its producer keeps row addresses: with 56
-# the copies use several in turn, with 40 two or three that passes wait for. head_dim 256 shares an
-# address among four copies, and its consumers need the registers for their keys.
-_GATHER_REGISTERS = (56, 224)
-_GATHER_REGISTERS_256 = (40, 232)
+
+def long_keys(head_dim_qk: int, head_dim_vo: int, variant: Variant) -> int:
+    """Keys per query token, in the mean of a step, from which `default_tile` wants to be told that
+    keys are long."""
+    if not variant.mask:
+        return _LONG_KEYS
+    return _LONG_KEYS_MASKED.get((head_dim_qk, head_dim_vo), _LONG_KEYS)
 
 
 def default_tile(
@@ -100,33 +119,26 @@ def default_tile(
 ) -> Tile | None:
     """The table's row for a kernel, or None if the head dims are not in it.
 
-    `long`: for query rows that see many keys (`dispatch.is_long`).
+    `long`: the step's query tokens see `long_keys` keys or more, in the mean.
     """
-    tile = _TABLE.get((head_dim_qk, head_dim_vo))
+    dims = (head_dim_qk, head_dim_vo)
+    tile = _TABLE.get(dims)
     if tile is None:
         return None
     hooks = variant is not None and bool(variant.logits or not variant.band_is_mask)
-    wide = _THREE_CONSUMERS.get((head_dim_qk, head_dim_vo)) if loader == "ragged" else None
-    pays = long or (head_dim_qk == 64 and variant == full())
-    if wide and variant and not hooks and pays:
-        return wide
-    if (head_dim_qk, head_dim_vo) == (192, 128) and variant and variant.mask:
-        tile = _MASKED_192_128
-    if (head_dim_qk, head_dim_vo) == (256, 256) and not long:
+    masked = variant is not None and bool(variant.mask)
+    if long and loader == "ragged" and variant and not hooks and dims in _THREE_CONSUMERS:
+        return _FULL_64 if dims == (64, 64) and not masked else _THREE_CONSUMERS[dims]
+    if not long and dims == (256, 256):
         tile = _SHORT_256
-    box_rows = math.gcd(page_size or tile.kv, tile.kv)
-    slow = box_rows < _FAST_BOX_ROWS if loader == "paged" else loader == "gather" and not long
-    if slow:
-        tile = _SLOW_LOADS.get((head_dim_qk, head_dim_vo), tile)
-    if loader == "gather":
-        producer, consumer = _GATHER_REGISTERS_256 if head_dim_vo == 256 else _GATHER_REGISTERS
-        tile = replace(tile, producer_registers=producer, consumer_registers=consumer)
+    slow = loader == "gather" or math.gcd(page_size or tile.kv, tile.kv) < _FAST_BOX_ROWS
+    if masked and not slow and (hooks or not long):
+        tile = _SHORT_ITEMS.get(dims, tile)
     # The fragments give way to the code of a variant: fewer keys per block rather than spills.
     if hooks:
-        hook_kv = _HOOK_KV[head_dim_qk, head_dim_vo][loader == "gather"]
-        return replace(tile, kv=min(tile.kv, hook_kv))
-    need = MASK_REGISTERS if variant and variant.mask else WORKING_REGISTERS
-    while fragment_registers(tile, head_dim_vo) + need > tile.consumer_registers:
+        return replace(tile, kv=min(tile.kv, _HOOK_KV[dims][loader == "gather"]))
+    need = MASK_REGISTERS if masked else WORKING_REGISTERS
+    while fragment_registers(tile, *dims) + need > tile.consumer_registers:
         tile = replace(tile, kv=tile.kv - 16)
     return tile
 
@@ -151,9 +163,10 @@ def tile_bytes(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> tuple[int, int
     )
 
 
-def fragment_registers(tile: Tile, head_dim_vo: int) -> int:
-    """Registers of a consumer thread that hold S, P and O."""
-    return tile.kv // 2 + tile.kv // 4 + head_dim_vo // 2
+def fragment_registers(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> int:
+    """Registers of a consumer thread that hold S, P and O, and Q if it stays in registers."""
+    queries = head_dim_qk // 4 if tile.q_in_registers else 0
+    return tile.kv // 2 + tile.kv // 4 + head_dim_vo // 2 + queries
 
 
 def tile_reasons(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> list[str]:
@@ -186,10 +199,10 @@ def tile_reasons(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> list[str]:
     ):
         if value % 8 or not 24 <= value <= 256:
             reasons.append(f"{name} is {value}; setmaxnreg takes multiples of 8 from 24 to 256")
-    fragments = fragment_registers(tile, head_dim_vo)
+    fragments = fragment_registers(tile, head_dim_qk, head_dim_vo)
     if fragments + WORKING_REGISTERS > tile.consumer_registers:
         reasons.append(
-            f"S, P and O take {fragments} registers of a consumer thread, which has"
+            f"the fragments take {fragments} registers of a consumer thread, which has"
             f" {tile.consumer_registers} and needs {WORKING_REGISTERS} besides"
         )
     return reasons

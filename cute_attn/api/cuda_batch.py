@@ -144,10 +144,11 @@ class CudaBatch:
         first = self._set.spec if self._cuda_graph and self.plan_of_step is not None else None
         requests = step.requests
         longest = int(requests.q_len.max(initial=0)) * self._shape.group
+        problem = self._problem(step.page_size)
         spec = dispatch.choose(
-            self._problem(step.page_size),
+            problem,
             small=longest <= dispatch.SMALL_ROWS,
-            long=dispatch.is_long(requests.q_len, requests.kv_len, step.band),
+            long=dispatch.is_long(problem, requests.q_len, requests.kv_len, step.band),
             schedule=self._schedule if first is None else first.schedule,
         )
         if first is not None:

@@ -5,7 +5,7 @@
                                                               sizes that are a multiple of 16) or
                                                               gather (any other page size); of
                                                               some head dims another tile if rows
-                                                              see LONG_KEYS keys or more
+                                                              see many keys (`is_long`)
     sm_80, sm_86, sm_89, sm_90                                ampere_decode / ampere_tile
 
 Where the Hopper kernel has no row in its table for the head dims, ampere_tile for sm_90 is taken.
@@ -28,9 +28,6 @@ IntArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 SMALL_ROWS = 16
 """Packed query rows up to which a request is decoded rather than prefilled."""
-
-LONG_KEYS = 1536
-"""Keys per query token, in the mean of a step, from which the tile for long keys is taken."""
 
 HOPPER_TILE = "hopper_tile"
 AMPERE_TILE = "ampere_tile"
@@ -90,15 +87,17 @@ def schedules(problem: Problem, *, small: bool) -> list[str]:
     return [AMPERE_DECODE, *tile] if small else tile
 
 
-def is_long(q_len: IntArray, kv_len: IntArray, band: tuple[int, int]) -> bool:
-    """Whether the tile for long keys is taken.
+def is_long(problem: Problem, q_len: IntArray, kv_len: IntArray, band: tuple[int, int]) -> bool:
+    """Whether the tile for long keys is taken: query tokens see so many, in the mean.
 
     Args:
+        problem: what is asked.
         q_len, kv_len: (requests,) tokens.
         band: (window_left, window_right) of the step.
     """
+    least = hopper.long_keys(problem.head_dim_qk, problem.head_dim_vo, problem.variant)
     keys = np.minimum(kv_len, sum(band) + 1)
-    return int((q_len * (keys - LONG_KEYS)).sum(dtype=np.int64)) >= 0 and bool(q_len.any())
+    return int((q_len * (keys - least)).sum(dtype=np.int64)) >= 0 and bool(q_len.any())
 
 
 def spec_for(problem: Problem, schedule: str, *, long: bool = False) -> KernelSpec:
@@ -147,7 +146,7 @@ def choose(
     Args:
         problem: what is asked.
         small: every request has at most SMALL_ROWS packed query rows.
-        long: query tokens see LONG_KEYS keys or more, in the mean (see `is_long`).
+        long: query tokens see many keys (see `is_long`).
         schedule: take this one instead of choosing.
 
     Raises:

@@ -141,7 +141,7 @@ class Case:
         )
         small = max(self.q_lens) * self.group <= SMALL_ROWS
         band = self.variant.band.resolve(self.variant.values(self.scalars))
-        long = is_long(np.array(self.q_lens), np.array(self.kv_lens), band)
+        long = is_long(problem, np.array(self.q_lens), np.array(self.kv_lens), band)
         return choose(problem, small=small, long=long, schedule=schedule)
 
 

@@ -97,7 +97,7 @@ def test_long_keys_take_another_tile_where_there_is_one() -> None:
         ([1024], [2048], (1000, 0), False),  # a token sees 1,001 keys
         ([100, 1000], [100_000, 100], (UNBOUNDED, 0), True),  # the mean over tokens decides
         ([10, 1000], [100_000, 100], (UNBOUNDED, 0), False),
-        ([dispatch.LONG_KEYS], [dispatch.LONG_KEYS - 1], (UNBOUNDED, 0), False),
+        ([1536], [1535], (UNBOUNDED, 0), False),
         ([0, 0], [5000, 0], (UNBOUNDED, 0), False),
         ([], [], (UNBOUNDED, 0), False),
     ],
@@ -106,7 +106,14 @@ def test_what_long_keys_are(
     q_len: list[int], kv_len: list[int], band: tuple[int, int], expected: bool
 ) -> None:
     lengths = np.array(q_len, np.int64), np.array(kv_len, np.int64)
-    assert dispatch.is_long(*lengths, band) is expected
+    assert dispatch.is_long(problem("sm_90a"), *lengths, band) is expected
+
+
+def test_long_keys_depend_on_the_kernel() -> None:
+    lengths = np.array([100], np.int64), np.array([3000], np.int64)
+    for dim, expected in ((64, True), (80, False)):
+        asked = problem("sm_90a", None, dim=dim)
+        assert dispatch.is_long(asked, *lengths, (UNBOUNDED, 0)) is expected
 
 
 @pytest.mark.parametrize("dims", [(80, 80), (96, 96), (112, 112), (192, 192), (192, 128)])

@@ -72,7 +72,8 @@ def takes_long_tile(case: Case) -> bool:
         return False
     q_len, kv_len = np.array(case.requests(), np.int64).T
     left = case.window_left if "window" in case.variant else UNBOUNDED
-    return is_long(q_len, kv_len, (left, 0 if "causal" in case.variant else UNBOUNDED))
+    band = (left, 0 if "causal" in case.variant else UNBOUNDED)
+    return is_long(problem_of(case, "sm_90a"), q_len, kv_len, band)
 
 
 def grid_kernels(arch: str, *, long_tiles: bool = True) -> list[AnyKernel]:
@@ -96,6 +97,7 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
         choose(serving_problem(arch, None), small=True),
         choose(serving_problem(arch, None), small=False),
         choose(serving_problem(arch, None, is_causal=False), small=False),
+        choose(serving_problem(arch, 16), small=False, schedule="ampere_tile"),
     ]
     if arch == "sm_90a":  # see test_queries
         specs += [

@@ -124,6 +124,18 @@ def test_consumers_fence_what_cp_async_wrote() -> None:
 
 
 @pytest.mark.parametrize("loader", ["ragged", "paged", "gather"])
+@pytest.mark.parametrize("group", [4, 3])
+def test_producers_wait_for_the_launch_before(loader: str, group: int) -> None:
+    """With everything but the plan, which nothing that runs on the device writes."""
+    kernel = hopper.emit(spec(loader=loader, group=group))
+    assert kernel.dependent_launch
+    walkers = kernel.text.count("Work work(params.plan, params.num_kv_heads);\n")
+    waits = "Work work(params.plan, params.num_kv_heads);\n  wait_for_predecessor();"
+    assert kernel.text.count(waits) == walkers == 2
+    assert kernel.text.count("let_successor_start();") == 1
+
+
+@pytest.mark.parametrize("loader", ["ragged", "paged", "gather"])
 @pytest.mark.parametrize("group", [1, 4, 8, 64, 128])
 def test_queries_of_whole_tokens_come_by_tma(group: int, loader: str) -> None:
     """One thread publishes an item, and nothing is left of the copies row by row."""
@@ -154,7 +166,8 @@ def test_queries_of_other_groups_come_row_by_row(group: int, loader: str) -> Non
 def test_mma_shapes_and_smem(dims: tuple[int, int], loader: str) -> None:
     s = spec(dims[0], loader, dtype="fp16", head_dim_vo=dims[1])
     kernel = hopper.emit(s)
-    assert f"MMA_64x{s.tile.kv}x16_F32F16F16_SS" in kernel.text
+    operand = "R" if s.tile.q_in_registers else "S"
+    assert f"MMA_64x{s.tile.kv}x16_F32F16F16_{operand}S" in kernel.text
     assert f"MMA_64x{dims[1]}x16_F32F16F16_RS" in kernel.text
     assert kernel.smem_bytes <= 232_448
     assert kernel.threads == s.tile.threads

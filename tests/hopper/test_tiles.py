@@ -11,6 +11,7 @@ from cute_attn.hopper.tiles import (
     default_tile,
     fragment_registers,
     head_dims,
+    long_keys,
     smem_bytes,
     tile_reasons,
 )
@@ -34,30 +35,48 @@ def test_every_row_of_the_table_is_feasible(
     assert tile.kv % 16 == 0  # TMA boxes of pages of 16 tokens
 
 
-def test_slow_loads_get_a_third_stage() -> None:
-    """Boxes of pages below 64 rows, and rows one by one where keys are short."""
+def test_queries_stay_in_registers_where_it_pays() -> None:
+    """Not with a mask and short keys, unless K and V come in boxes below 64 rows or row by row."""
 
-    def stages(loader: str, page_size: int, *, long: bool = False) -> int:
-        tile = default_tile(128, 128, loader, causal(), page_size=page_size, long=long)
+    def kept(loader: str, variant: Variant, page_size: int | None = None, *, long: bool) -> bool:
+        tile = default_tile(128, 128, loader, variant, page_size=page_size, long=long)
         assert tile is not None
-        return tile.stages
+        assert tile.stages == (3 if tile.q_in_registers else 2)
+        return tile.q_in_registers
 
-    assert [stages("paged", size) for size in (16, 48, 64, 192, 256)] == [3, 3, 2, 2, 2]
-    assert stages("gather", 1) == 3 and stages("gather", 1, long=True) == 2
+    for loader, page_size in (("ragged", None), ("paged", 64), ("paged", 16), ("gather", 1)):
+        assert kept(loader, full(), page_size, long=False)
+        assert kept(loader, causal(), page_size, long=True)
+    sizes = (16, 48, 64, 192, 256)
+    short = [kept("paged", causal(), size, long=False) for size in sizes]
+    assert short == [True, True, False, False, False]
+    assert kept("gather", causal(), 1, long=False)
+    assert not kept("ragged", causal(), long=False)
+
+
+def test_three_consumers_pay_later_with_a_mask() -> None:
+    for dim, masked, unmasked in ((64, 1536, 1536), (80, 6144, 1536), (96, 6144, 1536)):
+        assert long_keys(dim, dim, causal()) == masked
+        assert long_keys(dim, dim, full()) == unmasked
+        for variant in (full(), causal()):
+            rows = [default_tile(dim, dim, "ragged", variant, long=long) for long in (False, True)]
+            assert [tile and tile.q for tile in rows] == [128, 192]
 
 
 def test_smem_by_hand() -> None:
     tile = Tile(q=128, kv=128, stages=2, threads=384)
     # Q 32 KB, two stages of K 32 KB and of V 32 KB, 1 KB for barriers.
     assert smem_bytes(tile, 128, 128) == (32 + 2 * 32 + 2 * 32 + 1) * 1024
-    assert fragment_registers(tile, 128) == 64 + 32 + 64
+    assert fragment_registers(tile, 192, 128) == 64 + 32 + 64
+    kept = replace(tile, q_in_registers=True)
+    assert fragment_registers(kept, 192, 128) == 64 + 32 + 64 + 48
 
 
 def test_head_dims_are_padded_in_shared_memory_only() -> None:
     tile = Tile(q=128, kv=112, stages=2, threads=384)
     assert smem_bytes(tile, 80, 112) == smem_bytes(tile, 128, 128)
     assert smem_bytes(tile, 192, 80) == (48 + 2 * 42 + 2 * 28 + 1) * 1024
-    assert fragment_registers(tile, 80) == 56 + 28 + 40
+    assert fragment_registers(tile, 192, 80) == 56 + 28 + 40
 
 
 def test_registers_beyond_the_launch_allocation_are_refused() -> None:
@@ -75,11 +94,11 @@ def test_registers_beyond_the_launch_allocation_are_refused() -> None:
     [
         ({"kv": 100}, "multiples of 16"),
         ({"q": 192}, "64 query rows"),
-        ({"stages": 3}, "shared memory"),
+        ({"stages": 4}, "shared memory"),
         ({"stages": 0}, "stages"),
         ({"q_stages": 0}, "q_stages"),
         ({"consumer_registers": 230}, "multiples of 8"),
-        ({"kv": 192, "consumer_registers": 160}, "S, P and O"),
+        ({"kv": 192, "consumer_registers": 160}, "fragments take"),
     ],
 )
 def test_infeasible_tiles_say_why(change: dict[str, int], word: str) -> None:

@@ -37,6 +37,7 @@ struct ByGroups {
 struct Operand {
   uint32_t low;
 
+  Operand() = default;
   CUTE_DEVICE Operand(void const* tile, uint32_t leading_bytes)
       : low(warp_uniform(cute::cast_smem_ptr_to_uint(tile) >> 4 | (leading_bytes >> 4) << 16)) {}
 
@@ -67,8 +68,9 @@ CUTE_DEVICE void fma_ss(uint64_t a, uint64_t b, float (&d)[N], cute::SM90::GMMA:
   Mma::fma(a, b, d[I]..., scale);
 }
 template <class Mma, int N, int... I>
-CUTE_DEVICE void fma_rs(uint32_t const* a, uint64_t b, float (&d)[N], cute::int_sequence<I...>) {
-  Mma::fma(a[0], a[1], a[2], a[3], b, d[I]..., cute::SM90::GMMA::ScaleOut::One);
+CUTE_DEVICE void fma_rs(uint32_t const* a, uint64_t b, float (&d)[N],
+                        cute::SM90::GMMA::ScaleOut scale, cute::int_sequence<I...>) {
+  Mma::fma(a[0], a[1], a[2], a[3], b, d[I]..., scale);
 }
 }  // namespace detail
 
@@ -106,18 +108,15 @@ CUTE_DEVICE void clear_fragment(float (&fragment)[N]) {
 }
 
 // score (64, kTileKV) = Q (64, kHeadDim) K (kTileKV, kHeadDim)^T, issued and committed, not waited
-// for. q begins at this warpgroup's first row in the Q tile of kTileQ rows.
-template <class Mma, class LayoutQ, class LayoutK, int kTileKV, int kHeadDim, int N>
-CUTE_DEVICE void issue_qk(Operand q, Operand k, float (&score)[N]) {
-  using cute::SM90::GMMA::ScaleOut;
+// for. Queries: see queries.hpp.
+template <class Mma, class LayoutK, int kTileKV, int kHeadDim, class Queries, int N>
+CUTE_DEVICE void issue_qk(Queries const& q, Operand k, float (&score)[N]) {
   static_assert(N == kTileKV / 2);
   fence_fragment(score);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int i = 0; i < kHeadDim / 16; ++i) {
-    detail::fma_ss<Mma>(q.at<LayoutQ::kGroupBytes>(k_major_step<LayoutQ>(i)),
-                        k.at<LayoutK::kGroupBytes>(k_major_step<LayoutK>(i)), score,
-                        i > 0 ? ScaleOut::One : ScaleOut::Zero, cute::make_int_sequence<N>{});
+    q.template multiply<Mma>(i, k.at<LayoutK::kGroupBytes>(k_major_step<LayoutK>(i)), score);
   }
   cute::warpgroup_commit_batch();
   fence_fragment(score);
@@ -133,22 +132,20 @@ CUTE_DEVICE void issue_pv(uint32_t const (&p)[P], Operand v, float (&out)[N]) {
   CUTE_UNROLL
   for (int i = 0; i < kTileKV / 16; ++i) {
     detail::fma_rs<Mma>(p + 4 * i, v.at<LayoutV::kGroupBytes>(mn_major_step<LayoutV>(i)), out,
-                        cute::make_int_sequence<N>{});
+                        cute::SM90::GMMA::ScaleOut::One, cute::make_int_sequence<N>{});
   }
   cute::warpgroup_commit_batch();
   fence_fragment(out);
 }
 
 // The two products of a kernel, on stages of its rings.
-template <class QkMma, class PvMma, class LayoutQ, class LayoutK, class LayoutV, int kTileKV,
-          int kHeadDimQK>
+template <class QkMma, class PvMma, class LayoutK, class LayoutV, int kTileKV, int kHeadDimQK>
 struct TileProducts {
   // score = Q K^T
-  template <class Smem, class Ring>
-  CUTE_DEVICE static void issue_scores(Smem& smem, Operand q, Ring ring,
+  template <class Smem, class Queries, class Ring>
+  CUTE_DEVICE static void issue_scores(Smem& smem, Queries const& q, Ring ring,
                                        float (&score)[kTileKV / 2]) {
-    issue_qk<QkMma, LayoutQ, LayoutK, kTileKV, kHeadDimQK>(q, Operand(smem.k[ring.stage], 0),
-                                                           score);
+    issue_qk<QkMma, LayoutK, kTileKV, kHeadDimQK>(q, Operand(smem.k[ring.stage], 0), score);
   }
 
   // out += P V

@@ -1,0 +1,59 @@
+"""Launches that start before their predecessor has ended, and need what it wrote."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from tests.gpu.serving import EVERYTHING, serving_attention, serving_batch
+
+pytestmark = pytest.mark.gpu
+
+LINKS = 12
+BATCHES = {
+    "decode": [(1, 900), (1, 20_000), (1, 1), (1, 3000), (1, 64)],
+    "prefill": [(700, 700), (1, 40), (130, 9000), (1, 12_000)],
+    "everything": EVERYTHING,
+}
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["stream", "graph"])
+@pytest.mark.parametrize("page_size", [16, 0, 3])
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("schedule", [None, "ampere_tile"])
+def test_a_chain_gives_the_bits_of_single_calls(
+    schedule: str | None, name: str, page_size: int, captured: bool, device: torch.device
+) -> None:
+    """The output of a call is the queries of the next, with nothing between them."""
+    if schedule is not None and page_size != 16:
+        pytest.skip("the other schedule's kernel is compiled for pages of 16")
+    batch = serving_batch(BATCHES[name], device, page_size=page_size)
+    wrapper = serving_attention(device, schedule=schedule)
+    wrapper.plan(batch.qo_indptr, batch.kv_format)
+    alone = [batch.q]
+    for _ in range(LINKS):
+        alone.append(wrapper.run(alone[-1], *batch.kv))
+        torch.cuda.synchronize()
+    assert all(out.isfinite().all() for out in alone)
+
+    chain = [batch.q, *(torch.full_like(batch.q, torch.nan) for _ in range(LINKS))]
+
+    def run() -> None:
+        for queries, out in itertools.pairwise(chain):
+            wrapper.run(queries, *batch.kv, out=out)
+
+    run()  # argument blocks and tensor maps, before a capture
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+    for _ in range(3):
+        for out in chain[1:]:
+            out.fill_(torch.nan)
+        torch.cuda.synchronize()
+        graph.replay() if captured else run()
+        torch.cuda.synchronize()
+        for link, (got, want) in enumerate(zip(chain, alone, strict=True)):
+            assert torch.equal(got, want), f"link {link}"
