@@ -111,9 +111,6 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         full_barrier="CopiedBarrier" if spec.loader == "gather" else "FullBarrier",
         # The next item's queries are there when an item ends.
         early_start=tile.q_stages > 1 or tile.q_in_registers,
-        # Else the next QK waits for them: wider outputs are better written meanwhile (head_dim 256
-        # at 512 keys: -6 % under the QK; (192, 128) at 2k keys: +2 %).
-        output_under_qk=spec.head_dim_vo == 128,
         # Lines of 128 bytes: causal head_dim 128 +1 to 3 %, head_dim 64 -1 to -5 %.
         by_lines=spec.head_dim_vo in (128, 192, 256),
         # Which code the variant needs: see `Variant.band_is_mask`.

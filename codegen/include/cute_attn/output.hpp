@@ -83,15 +83,19 @@ CUTE_DEVICE void store_row_by_lines(float const (&fragment)[N], int half, float 
   }
 }
 
-// The same row as float32, into a partial slot.
+// The same row as float32, into a partial slot, in the order in which lanes hold it: 16 bytes per
+// lane, 64 per quad. What lies at float4 number i of the slot's row are the columns
+// partial_column(i) and + 1, and those eight behind.
+CUTE_DEVICE constexpr int partial_column(int i) { return i / 4 * 16 + i % 4 * 2; }
+
 template <int N>
 CUTE_DEVICE void store_partial_row(float const (&fragment)[N], int half, float scale, float* row) {
-  int const lane = threadIdx.x % 4;
+  static_assert(N % 8 == 0);
+  float4* const to = reinterpret_cast<float4*>(row) + threadIdx.x % 4;
   CUTE_UNROLL
-  for (int j = 0; j < N / 4; ++j) {
-    float const* pair = fragment + 4 * j + 2 * half;
-    *reinterpret_cast<float2*>(row + 8 * j + 2 * lane) =
-        make_float2(pair[0] * scale, pair[1] * scale);
+  for (int j = 0; j < N / 8; ++j) {
+    float const* pair = fragment + 8 * j + 2 * half;
+    to[4 * j] = make_float4(pair[0] * scale, pair[1] * scale, pair[4] * scale, pair[5] * scale);
   }
 }
 

@@ -25,6 +25,7 @@ template <class Params, class Element, int kTileQ, int kColumns, int kGroup, int
           bool kByLines>
 struct ItemOutput {
   static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kFirst = 128;  // thread of the consumers: behind the producer warpgroup
   static constexpr float kLn2 = 0.6931471805599453f;
   using Lanes = RowLanes<kColumns>;
   // Rows that are merged together, and pieces of each: 16 reads in flight.
@@ -48,28 +49,26 @@ struct ItemOutput {
         .lse[token * (params.num_kv_heads * kGroup) + tile.kv_head * kGroup + packed % kGroup];
   }
 
-  CUTE_DEVICE static void begin(int consumer, Merges& merges) {
-    if (consumer == 0 && threadIdx.x % 128 == 0) merges.clear();
+  CUTE_DEVICE static void begin(Merges& merges) {
+    if (threadIdx.x == kFirst) merges.clear();
   }
 
   // The end of an item.
-  CUTE_DEVICE static void write_item(Params const& params, Item const& item, int consumer,
+  CUTE_DEVICE static void write_item(Params const& params, Item const& item,
                                      float const (&out)[kColumns / 2], Finished const& finished,
                                      Merges& merges) {
-    write(params, item, consumer, out, finished.inverse, finished.lse2);
+    write(params, item, out, finished.inverse, finished.lse2);
     if (warp_uniform(item.slot) < 0) return;
     cutlass::arch::NamedBarrier::sync(kThreads, kPieceDone);
-    if (consumer == 0 && threadIdx.x % 128 == 0) {
-      merges.arrive(params.plan, params.arrivals, item);
-    }
+    if (threadIdx.x == kFirst) merges.arrive(params.plan, params.arrivals, item);
   }
 
   // An item without keys: output 0, lse -inf.
-  CUTE_DEVICE static void write_empty(Params const& params, Item const& item, int consumer) {
+  CUTE_DEVICE static void write_empty(Params const& params, Item const& item) {
     constexpr int kVectors = kColumns / 8;  // 16 bytes each
     TileRows const tile = TileRows::of(item);
 #pragma unroll 1
-    for (int i = consumer * 128 + threadIdx.x % 128; i < item.num_rows * kVectors; i += kThreads) {
+    for (int i = threadIdx.x - kFirst; i < item.num_rows * kVectors; i += kThreads) {
       int const row = i / kVectors, vector = i % kVectors;
       *reinterpret_cast<uint4*>(output_row(params, tile, row) + 8 * vector) =
           make_uint4(0, 0, 0, 0);
@@ -78,8 +77,8 @@ struct ItemOutput {
   }
 
   // All consumers, when the block has no more items.
-  CUTE_DEVICE static void merge(Params const& params, int consumer, Merges& merges) {
-    int const thread = consumer * 128 + threadIdx.x % 128;
+  CUTE_DEVICE static void merge(Params const& params, Merges& merges) {
+    int const thread = threadIdx.x - kFirst;
     int const lane = thread % Lanes::kLanes;
     for (;;) {
       if (thread == 0) merges.find_share();
@@ -107,12 +106,12 @@ struct ItemOutput {
  private:
   // Writes the item's rows: the output, or a partial slot if other items share the tile. out: this
   // thread's part of (64, kColumns).
-  CUTE_DEVICE static void write(Params const& params, Item const& item, int consumer,
+  CUTE_DEVICE static void write(Params const& params, Item const& item,
                                 float const (&out)[kColumns / 2], float const (&inverse)[2],
                                 float const (&lse2)[2]) {
     CUTE_UNROLL
     for (int half = 0; half < 2; ++half) {
-      int const row = thread_row(consumer) + 8 * half;
+      int const row = thread_row() + 8 * half;
       bool const valid = row < item.num_rows;
       if (item.slot >= 0) {
         if (!valid) continue;
@@ -136,12 +135,13 @@ struct ItemOutput {
   CUTE_DEVICE static void write_merged(Params const& params, TileRows const& tile, int row,
                                        int lane,
                                        MergeState<RowLanes<kColumns>::kVectors> const& state) {
-    Element* const to = output_row(params, tile, row) + 4 * lane;
+    Element* const to = output_row(params, tile, row);
     CUTE_UNROLL
     for (int v = 0; v < Lanes::kVectors; ++v) {
       float4 const value = state.normalised(v);
-      *reinterpret_cast<uint2*>(to + 4 * v * Lanes::kLanes) =
-          make_uint2(pack<Element>(value.x, value.y), pack<Element>(value.z, value.w));
+      Element* const pair = to + partial_column(v * Lanes::kLanes + lane);
+      *reinterpret_cast<uint32_t*>(pair) = pack<Element>(value.x, value.y);
+      *reinterpret_cast<uint32_t*>(pair + 8) = pack<Element>(value.z, value.w);
     }
     if (params.lse != nullptr && lane == 0) lse_place(params, tile, row) = state.lse2() * kLn2;
   }

@@ -9,9 +9,9 @@
 
 namespace cute_attn {
 
-// Record of the block's item number `index`. There are two more than Q tiles: a record is read until
-// the next item has begun, and if that releases its Q tile at once (RegisterQueries), the one after
-// it may already come.
+// Record of the block's item number `index`. There are two more than Q tiles: a record is read
+// until the next item has begun, and if that releases its Q tile at once (RegisterQueries), the one
+// after it may already come.
 template <class Smem>
 CUTE_DEVICE Item const& item_record(Smem& smem, unsigned index) {
   return smem.item[index % (sizeof(smem.item) / sizeof(smem.item[0]))];
@@ -22,8 +22,8 @@ CUTE_DEVICE bool has_keys(Item const& item) {
   return warp_uniform(item.block_begin) < warp_uniform(item.block_end);
 }
 
-// Waits for an item, takes the 64 rows of the warpgroup `consumer`, and waits for the K of the item's
-// last block, with which it begins.
+// Waits for an item, takes the 64 rows of the warpgroup `consumer`, and waits for the K of the
+// item's last block, with which it begins.
 template <class Smem, class Ring, class Queries>
 CUTE_DEVICE void take_item(Smem& smem, unsigned index, Ring ring, int consumer, Queries& queries) {
   constexpr int kStagesQ = sizeof(smem.q_full) / sizeof(smem.q_full[0]);
@@ -56,11 +56,10 @@ CUTE_DEVICE void zero_tail(Smem& smem, Ring ring, int valid_keys, int consumer) 
 // Calls f(score, head, q_idx, key) for this thread's scores of one KV block; key: index in the
 // request.
 template <int kTileKV, int kGroup, int N, class F>
-CUTE_DEVICE void for_each_position(Item const& item, int consumer, int block, float (&score)[N],
-                                   F f) {
+CUTE_DEVICE void for_each_position(Item const& item, int block, float (&score)[N], F f) {
   CUTE_UNROLL
   for (int half = 0; half < 2; ++half) {
-    int const packed = item.row_begin + thread_row(consumer) + 8 * half;
+    int const packed = item.row_begin + thread_row() + 8 * half;
     int const q_idx = item.request.q_pos + packed / kGroup;
     int const head = item.kv_head * kGroup + packed % kGroup;
     int const key = block * kTileKV + 2 * (threadIdx.x % 4);

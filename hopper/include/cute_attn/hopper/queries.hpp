@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cute_attn/hopper/wgmma.hpp>
+#include <cute_attn/opaque.hpp>
 
 namespace cute_attn {
 
@@ -31,13 +32,14 @@ struct RegisterQueries {
   uint32_t rows[kHeadDim / 4];  // (64, head_dim), 16-bit: four registers per 16 columns
 
   CUTE_DEVICE void take(void const* tile) {
-    int const lane = threadIdx.x % 32;
-    int const row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+    unsigned const thread = opaque(threadIdx.x);  // addresses are computed, not kept
+    unsigned const lane = thread % 32;
+    unsigned const row = thread / 32 % 4 * 16 + lane % 16;
     uint32_t const own_row = cute::cast_smem_ptr_to_uint(tile) + row * 128;
     CUTE_UNROLL
     for (int i = 0; i < kHeadDim / 16; ++i) {
-      int const piece = (i % 4 * 2 + lane / 16) ^ (row % 8);  // of 16 bytes, swizzled
-      uint32_t(&to)[4] = reinterpret_cast<uint32_t(&)[4]>(rows[4 * i]);
+      unsigned const piece = (i % 4 * 2 + lane / 16) ^ (row % 8);  // of 16 bytes, swizzled
+      uint32_t (&to)[4] = reinterpret_cast<uint32_t (&)[4]>(rows[4 * i]);
       asm volatile("ldmatrix.sync.aligned.x4.m8n8.shared.b16 {%0, %1, %2, %3}, [%4];"
                    : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                    : "r"(own_row + i / 4 * Layout::kChunkBytes + piece * 16)
