@@ -30,7 +30,7 @@ POINTS = {
     "a fence": r"__threadfence(?:_block)?\(\)|cutlass::arch::fence_view_async_shared\(\)",
     "a named barrier": r"cutlass::arch::NamedBarrier::sync\(",
     "output rows": r"store_row(?:_by_lines<[^>]*>)?\(|Output::(?:write_item|write_empty|merge)\(",
-    "a piece": r"store_partial_row\(|merges\.(?:arrive|find_share)\(",
+    "a piece": r"store_partial_row<[^>]*>\(|merges\.(?:arrive|find_share)\(",
 }
 
 _PLACES = re.compile(rf"( +)(?:if \([^;]*?\) )?(?:{'|'.join(POINTS.values())})")

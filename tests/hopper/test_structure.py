@@ -63,18 +63,23 @@ def test_unmasked_kernel_has_no_mask_code_but_for_the_tail() -> None:
     assert "step(block, cute::true_type{})" not in source
 
 
-def test_causal_masks_the_right_edge_only() -> None:
-    source = text(variant=causal())
+@pytest.mark.parametrize("loader", ["ragged", "gather"])  # one loop, and two
+def test_causal_masks_the_right_edge_only(loader: str) -> None:
+    source = text(loader=loader, variant=causal())
     assert "item.interior_end" in source and "item.interior_begin" not in source
-    assert source.count("step(block, cute::true_type{})") == 1
-    assert source.count("step(block, cute::false_type{})") == 1
+    own = {"ragged": ["block >= right_edge"], "gather": ["cute::true_type{}", "cute::false_type{}"]}
+    assert re.findall(r" step\(block, (.*)\);", source) == own[loader]
 
 
-def test_window_masks_both_edges() -> None:
-    source = text(variant=causal() & sliding_window())
-    assert source.count("step(block, cute::true_type{})") == 1  # for both edges
-    assert "right_edge = block_begin;" in source
-    assert source.count("step(block, cute::false_type{})") == 1
+@pytest.mark.parametrize("loader", ["ragged", "gather"])
+def test_window_masks_both_edges(loader: str) -> None:
+    source = text(loader=loader, variant=causal() & sliding_window())
+    steps = re.findall(r" step\(block, (.*)\);", source)
+    if loader == "ragged":
+        assert steps == ["block >= right_edge || block < left_edge"]
+    else:
+        assert steps == ["cute::true_type{}", "cute::false_type{}"]  # the first for both edges
+        assert "right_edge = block_begin;" in source
     assert "int const begin = own - min(params.window_left, 1 << 30);" in source
 
 

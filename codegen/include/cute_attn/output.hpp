@@ -85,17 +85,25 @@ CUTE_DEVICE void store_row_by_lines(float const (&fragment)[N], int half, float 
 
 // The same row as float32, into a partial slot, in the order in which lanes hold it: 16 bytes per
 // lane, 64 per quad. What lies at float4 number i of the slot's row are the columns
-// partial_column(i) and + 1, and those eight behind.
+// partial_column(i) and + 1, and those eight behind. kWhole: in one store, for which four registers
+// in a row must be free.
 CUTE_DEVICE constexpr int partial_column(int i) { return i / 4 * 16 + i % 4 * 2; }
 
-template <int N>
+template <bool kWhole, int N>
 CUTE_DEVICE void store_partial_row(float const (&fragment)[N], int half, float scale, float* row) {
   static_assert(N % 8 == 0);
-  float4* const to = reinterpret_cast<float4*>(row) + threadIdx.x % 4;
   CUTE_UNROLL
   for (int j = 0; j < N / 8; ++j) {
     float const* pair = fragment + 8 * j + 2 * half;
-    to[4 * j] = make_float4(pair[0] * scale, pair[1] * scale, pair[4] * scale, pair[5] * scale);
+    float* const to = row + 16 * j + 4 * (threadIdx.x % 4);
+    float2 const first = make_float2(pair[0] * scale, pair[1] * scale);
+    float2 const second = make_float2(pair[4] * scale, pair[5] * scale);
+    if constexpr (kWhole) {
+      *reinterpret_cast<float4*>(to) = make_float4(first.x, first.y, second.x, second.y);
+    } else {
+      reinterpret_cast<float2*>(to)[0] = first;
+      reinterpret_cast<float2*>(to)[1] = second;
+    }
   }
 }
 

@@ -116,7 +116,8 @@ struct ItemOutput {
       if (item.slot >= 0) {
         if (!valid) continue;
         int64_t const slot_row = int64_t(item.slot) * kTileQ + row;
-        store_partial_row(out, half, inverse[half], params.partial_out + slot_row * kColumns);
+        store_partial_row<(kWarps <= 8)>(out, half, inverse[half],
+                                         params.partial_out + slot_row * kColumns);
         if (threadIdx.x % 4 == 0) params.partial_lse[slot_row] = lse2[half];
       } else {
         Element* const to = output_row(params, TileRows::of(item), row);

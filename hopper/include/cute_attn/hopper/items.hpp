@@ -22,15 +22,15 @@ CUTE_DEVICE bool has_keys(Item const& item) {
   return warp_uniform(item.block_begin) < warp_uniform(item.block_end);
 }
 
-// Waits for an item, takes the 64 rows of the warpgroup `consumer`, and waits for the K of the
+// Waits for an item, takes the 64 rows of this warpgroup, and waits for the K of the
 // item's last block, with which it begins.
 template <class Smem, class Ring, class Queries>
-CUTE_DEVICE void take_item(Smem& smem, unsigned index, Ring ring, int consumer, Queries& queries) {
+CUTE_DEVICE void take_item(Smem& smem, unsigned index, Ring ring, Queries& queries) {
   constexpr int kStagesQ = sizeof(smem.q_full) / sizeof(smem.q_full[0]);
   unsigned const stage = index % kStagesQ;
   wait_full(smem.q_full[stage], index / kStagesQ % 2);
   compiler_fence();  // the record is read behind the wait
-  queries.take(smem.q[stage] + consumer * 64 * 64);
+  queries.take(smem.q[stage] + consumer() * 64 * 64);
   if (Queries::kInRegisters) release_item(smem.q_empty[stage]);
   Item const& item = item_record(smem, index);
   if (has_rows(item) && has_keys(item)) wait_full(smem.k_full[ring.stage], ring.parity);
@@ -46,11 +46,11 @@ CUTE_DEVICE void end_queries(Smem& smem, unsigned index) {
 // Zeroes the rows of a stage of V that are past the end of the request: unwritten cache rows may
 // hold NaN, and 0 * NaN is NaN. Every warpgroup does, with the same zeros.
 template <class LayoutV, int kTileKV, int kHeadDim, class Smem, class Ring>
-CUTE_DEVICE void zero_tail(Smem& smem, Ring ring, int valid_keys, int consumer) {
+CUTE_DEVICE void zero_tail(Smem& smem, Ring ring, int valid_keys) {
   wait_full(smem.v_full[ring.stage], ring.parity);
   zero_rows<LayoutV, kTileKV, kHeadDim>(smem.v[ring.stage], valid_keys, threadIdx.x % 128);
   cutlass::arch::fence_view_async_shared();
-  cutlass::arch::NamedBarrier::sync(128, kTailZeroed + consumer);
+  cutlass::arch::NamedBarrier::sync(128, kTailZeroed + consumer());
 }
 
 // Calls f(score, head, q_idx, key) for this thread's scores of one KV block; key: index in the

@@ -74,9 +74,11 @@ CUTE_DEVICE void fma_rs(uint32_t const* a, uint64_t b, float (&d)[N],
 }
 }  // namespace detail
 
+// Number of this consumer warpgroup; they follow the producer warpgroup.
+CUTE_DEVICE int consumer() { return threadIdx.x / 128 - 1; }
+
 // The first of this thread's two rows of a fragment, counted over the consumer warpgroups, 64 rows
-// each, which follow the producer warpgroup; the other is eight rows below. Columns: see
-// softmax.hpp.
+// each; the other is eight rows below. Columns: see softmax.hpp.
 CUTE_DEVICE int thread_row() { return (threadIdx.x / 32 - 4) * 16 + threadIdx.x % 32 / 4; }
 
 // Probabilities as the A operand of P V (no movement between lanes, see softmax.hpp).
