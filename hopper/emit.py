@@ -113,10 +113,12 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         early_start=tile.q_stages > 1 or tile.q_in_registers,
         # Lines of 128 bytes: causal head_dim 128 +1 to 3 %, head_dim 64 -1 to -5 %.
         by_lines=spec.head_dim_vo in (128, 192, 256),
-        # Instructions of an item must come from a cache of 32 KB, which two copies of a long step or
-        # short items do not leave alone: head_dim 256 causal +1 to 3 %, 128 at 512 keys and windows
-        # of 128 +2 to 3 %; at 16k keys -3 %.
-        one_loop=bool(variant.mask) and tile.q == 128 and not tile.q_in_registers,
+        # Two copies of a long step, or of any step where items are short, do not stay in the
+        # instruction cache: head_dim 256 causal +1 to 3 %, 128 at 512 keys and windows of 128 +2 to
+        # 3 %; at 16k keys -3 %. Three loops, for a window, want too many registers beside Q.
+        one_loop=bool(variant.mask)
+        and tile.q == 128
+        and (not tile.q_in_registers or variant.band.left is not None),
         # Which code the variant needs: see `Variant.band_is_mask`.
         transform_scores=bool(variant.logits) or not variant.band_is_mask,
         all_masked=not variant.band_is_mask,

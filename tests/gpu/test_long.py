@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cute_attn import BatchAttention
+from cute_attn import BatchAttention, full
+from cute_attn.hopper import long_keys
 from tests.gpu.batches import DTYPES, make_batch, variant_of
 from tests.gpu.serving import assert_right
 from tests.gpu.specs import LONG_KERNELS
@@ -33,12 +34,16 @@ def test_long_and_short_steps_of_one_object(
 ) -> None:
     if arch != "sm_90a":
         pytest.skip(f"hopper_tile is for sm_90a; this is {arch}")
-    case = replace(case_of(dtype, dim, group, variant), window_left=2000, num_kv_heads=2)
+    times = long_keys(dim, dim, variant_of(variant)) // long_keys(dim, dim, full())
+    case = case_of(dtype, dim, group, variant)
+    case = replace(case, window_left=2000 * times, num_kv_heads=2)
+    long_requests = [(q_len, times * kv_len) for q_len, kv_len in LONG]
     wrapper = BatchAttention(
         2 * group, 2, dim, dtype=DTYPES[dtype], variant=variant_of(variant), device=device
     )
     worst = 0.0
-    for seed, (long, requests) in enumerate([(True, LONG), (False, SHORT), (True, LONG)]):
+    for seed, long in enumerate([True, False, True]):
+        requests = long_requests if long else SHORT
         batch = make_batch(replace(case, seed=seed), device, requests=requests)
         wrapper.plan(batch.qo_indptr, batch.kv_format, scalars=batch.scalars)
         spec = wrapper.kernels[0].spec
