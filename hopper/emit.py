@@ -80,6 +80,22 @@ def _limit(limit: int | str | None) -> str | None:
     )
 
 
+def _one_loop(spec: KernelSpec) -> bool:
+    """Whether masked and interior blocks share a copy of the step, with a branch around the mask.
+
+    Two copies of a long step, or of any step where items are short, do not stay in the instruction
+    cache: head_dim 256 causal +1 to 3 %, 128 at 512 keys and windows of 128 +2 to 3 %. Where they
+    do, the branch costs 1 to 5 % ((192, 128), Q in registers, three consumers). Three loops, for a
+    window, want too many registers beside Q.
+    """
+    tile, band = spec.tile, spec.variant.band
+    if not spec.variant.mask or tile.q != 128:
+        return False
+    if tile.q_in_registers:
+        return band.left is not None
+    return (spec.head_dim_qk, spec.head_dim_vo) != (192, 128)
+
+
 def emit(spec: KernelSpec) -> GeneratedKernel:
     """Generates the kernel.
 
@@ -111,14 +127,12 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         full_barrier="CopiedBarrier" if spec.loader == "gather" else "FullBarrier",
         # The next item's queries are there when an item ends.
         early_start=tile.q_stages > 1 or tile.q_in_registers,
+        # Else the next QK waits for them: wider outputs are better written meanwhile (head_dim 256
+        # at 512 keys: -6 % under the QK; (192, 128) at 2k keys: +2 %).
+        output_under_qk=spec.head_dim_vo == 128,
         # Lines of 128 bytes: causal head_dim 128 +1 to 3 %, head_dim 64 -1 to -5 %.
         by_lines=spec.head_dim_vo in (128, 192, 256),
-        # Two copies of a long step, or of any step where items are short, do not stay in the
-        # instruction cache: head_dim 256 causal +1 to 3 %, 128 at 512 keys and windows of 128 +2 to
-        # 3 %; at 16k keys -3 %. Three loops, for a window, want too many registers beside Q.
-        one_loop=bool(variant.mask)
-        and tile.q == 128
-        and (not tile.q_in_registers or variant.band.left is not None),
+        one_loop=_one_loop(spec),
         # Which code the variant needs: see `Variant.band_is_mask`.
         transform_scores=bool(variant.logits) or not variant.band_is_mask,
         all_masked=not variant.band_is_mask,
