@@ -43,8 +43,8 @@ _TABLE: dict[tuple[int, int], Tile] = {
     # 225 KB. +1 to 4 % without a mask, +0 to 3 % with one and long keys, pages of 16 +1 to 5 %.
     (128, 128): _KEPT,
     # Multi-head latent attention in prefill. 208 KB: there is no room for a second Q tile. 80 keys,
-    # Q in registers and three stages: fewer cycles (2k keys -4 %), but more energy a key, and the
-    # card is out of power: times +1 to 5 %.
+    # Q in registers and three stages take fewer cycles (2k keys -4 %), but more time (-1 to +4
+    # %): more steps for the same keys, and the card is short of power.
     (192, 128): _BASE,
     # 112 keys are what shared memory holds (216 KB) beside a 48 KB Q tile.
     (192, 192): replace(_BASE, kv=112),
