@@ -109,7 +109,7 @@ def test_loader_follows_the_page_size(fake_gpu: Any, page_size: int, loader: str
     launch = fake_gpu.launches[0]
     assert launch.name.startswith(f"hopper_tile_bf16_d128_{loader}_")
     if loader == "paged":
-        assert launch.params["box_rows"] == page_size  # which divides the tile's 96 keys
+        assert launch.params["box_rows"] == 16  # divides a page and the tile's 128 keys
         assert launch.params["k_page_groups"] == 2 * page_size // 8  # K and V in one tensor
 
 
