@@ -13,6 +13,7 @@ import ctypes
 from cute_attn.runtime.driver import driver
 from cute_attn.runtime.errors import DriverError
 from cute_attn.runtime.module import Module
+from cute_attn.runtime.toolchain import version_key
 
 ALIGNMENT = 128  # CUtensorMap wants 64, cuda.h declares 128 since CUDA 13
 _INVALID_CONTEXT = 201  # CUresult: this thread has no context yet
@@ -52,6 +53,7 @@ class _Config(ctypes.Structure):
 
 _CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_CAPTURES_PDL = (12, 3)  # CUDA version whose graphs have programmatic edges
 
 
 class ParamsBlock:
@@ -81,8 +83,8 @@ class Launcher:
         smem_bytes: dynamic shared memory per block.
         cluster: blocks per cluster in x, y, z; the grid always counts blocks.
         pdl: programmatic dependent launch: the kernel may start before its predecessor in the
-        stream has ended, up to its
-            ``griddepcontrol.wait``.
+            stream has ended, up to its ``griddepcontrol.wait``. Ignored where the driver could not
+            capture such a launch in a graph.
         device: ordinal of the GPU.
 
     Raises:
@@ -108,7 +110,7 @@ class Launcher:
         if cluster != (1, 1, 1):
             value = _AttributeValue(cluster_dim=cluster)
             attributes.append(_Attribute(_CLUSTER_DIMENSION, b"", value))
-        if pdl:
+        if pdl and version_key(driver().version()) >= _CAPTURES_PDL:
             value = _AttributeValue(flag=1)
             attributes.append(_Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, b"", value))
         self._attributes = (_Attribute * len(attributes))(*attributes)

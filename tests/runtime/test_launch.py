@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cute_attn.runtime import DriverError, Launcher, Module, ParamsBlock, current_device
+from cute_attn.runtime.driver import Driver
 
 CUBIN = b"\x7fELF and so on"
 
@@ -120,6 +121,24 @@ def test_options_become_attributes(fake_cuda: Any, module: Module) -> None:
     assert fake_cuda.log() == [
         "launch grid 8 3 2 block 32 4 1 smem 0 stream 0x10 cluster 2 1 1 pdl 1"
     ]
+
+
+@pytest.mark.parametrize(("version", "overlaps"), [("12.2", False), ("12.3", True), ("13.0", True)])
+def test_launches_overlap_only_where_a_graph_can_hold_them(
+    fake_cuda: Any,
+    module: Module,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    overlaps: bool,
+) -> None:
+    monkeypatch.setattr(Driver, "version", lambda self: version)
+    params = ParamsBlock(16)
+    fake_cuda.expect_params(16)
+    launcher = Launcher(module, 128, pdl=True)
+    fake_cuda.log()
+    launcher.launch(1, 0, params.address)
+    (launch,) = (line for line in fake_cuda.log() if line.startswith("launch"))
+    assert launch.endswith(" pdl 1") is overlaps
 
 
 def test_a_thread_without_a_context_gets_the_devices_primary_one(
