@@ -17,7 +17,7 @@ from tests.gpu.specs import grid_kernels
 
 LONGEST = 129
 MAX_KERNELS = 115  # pages of 16 and of 64 have a tile each for head_dim 128
-MAX_LONG_KERNELS = 10  # of what has a tile for long keys: head_dim 80 to 96, 128 gather, 256
+MAX_LONG_KERNELS = 10  # of what has a tile for long keys: ragged head_dim 64 to 128, and 256
 
 
 @pytest.mark.parametrize("case", CASES[::13], ids=str)

@@ -11,8 +11,9 @@ CUTE_DEVICE void let_successor_start() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// Returns when the predecessor has ended and its writes are visible. Every thread that may end
-// calls it, so that this kernel never ends before its predecessor.
+// Returns when the predecessor has ended and its writes are visible, also to threads that meet the
+// caller at a barrier afterwards. No block ends before one of its threads has called it, so that
+// this kernel never ends before its predecessor, for which its own successor does not wait.
 CUTE_DEVICE void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 }  // namespace cute_attn

@@ -22,8 +22,8 @@ CUTE_DEVICE bool has_keys(Item const& item) {
   return warp_uniform(item.block_begin) < warp_uniform(item.block_end);
 }
 
-// Waits for an item, takes the 64 rows of this warpgroup, and waits for the K of the
-// item's last block, with which it begins.
+// Waits for an item, takes the 64 rows of this warpgroup, and waits for the K of the item's last
+// block, with which it begins.
 template <class Smem, class Ring, class Queries>
 CUTE_DEVICE void take_item(Smem& smem, unsigned index, Ring ring, Queries& queries) {
   constexpr int kStagesQ = sizeof(smem.q_full) / sizeof(smem.q_full[0]);
