@@ -1,8 +1,10 @@
-// Online softmax whose reference follows the running maximum only when it must, so that a step has
-// neither shuffles nor a rescale of the output as long as no score stands out (the idea: Dao et
-// al., FlashAttention-4, 2026). Fragment layout: see softmax.hpp.
+// Online softmax that looks for the maximum of a block only when its probabilities came out too
+// large, so that a step has no comparisons, no shuffles and no rescale of the output as long as no
+// score stands out (the rescale left out: Dao et al., FlashAttention-4, 2026). Fragment layout: see
+// softmax.hpp.
 #pragma once
 
+#include <cute_attn/hopper/wgmma.hpp>
 #include <cute_attn/softmax.hpp>
 
 namespace cute_attn {
@@ -58,51 +60,84 @@ struct LazySoftmax {
   CUTE_DEVICE explicit LazySoftmax(float scale)
       : references(kNoKey), row_sum{0.f, 0.f}, scale_log2(scale) {}
 
-  // First part of a step: what the exponents are relative to. The usual reference is the running
-  // maximum; here it follows the maximum only when that has grown by more than 2^kSlack, because
-  // output and sum are relative to the same reference and the result is the same. Returns whether
-  // any row of the warp has a new one: then the earlier output must be multiplied with
-  // rescale[row].
+  // The maximum of an item's first block becomes the reference.
   template <int N>
-  CUTE_DEVICE bool update_reference(float const (&score)[N], float (&rescale)[2]) {
-    constexpr float kSlack = 8.f;  // probabilities up to 256
-    float reference[2], top[2];    // top: over this thread's columns
-    references.get(reference);
-    CUTE_UNROLL
-    for (int row = 0; row < 2; ++row) top[row] = row_top(score, row) * scale_log2;
-    bool const grown = top[0] > reference[0] + kSlack || top[1] > reference[1] + kSlack;
-    if (!__any_sync(0xffffffffu, grown)) return false;
-    CUTE_UNROLL
-    for (int row = 0; row < 2; ++row) {  // each row for itself, whatever the others hold
-      float const next = quad_max(top[row]);
-      bool const grows = next > reference[row] + kSlack;
-      rescale[row] = grows ? exp2_approx(reference[row] - next) : 1.f;
-      reference[row] = grows ? next : reference[row];
-      row_sum[row] *= rescale[row];
-    }
-    references.set(reference);
-    return true;
-  }
-
-  // Second part: registers [kBegin, kEnd) of the fragment become probabilities.
-  template <int kBegin, int kEnd, int N>
-  CUTE_DEVICE void exponentiate(float (&score)[N]) {
+  CUTE_DEVICE void start(float const (&score)[N]) {
     float reference[2];
     references.get(reference);
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
-      float sum = 0.f;
+      reference[row] = fmaxf(quad_max(row_top(score, row) * scale_log2), reference[row]);
+    }
+    references.set(reference);
+  }
+
+  // Where the sum of a block is too large, its maximum becomes the reference: each row for itself,
+  // whatever the others hold. What came before is relative to the same reference, so the earlier
+  // output must be multiplied with rescale[row], and the block be done again.
+  template <int N>
+  CUTE_DEVICE void follow(float const (&score)[N], float const (&sum)[2], float (&rescale)[2]) {
+    float reference[2];
+    references.get(reference);
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      bool const grows = quad_max(sum[row] <= kLargest ? 0.f : 1.f) > 0.f;
+      float const top = fmaxf(quad_max(row_top(score, row) * scale_log2), reference[row]);
+      float const next = grows ? top : reference[row];
+      rescale[row] = exp2_approx(reference[row] - next);
+      reference[row] = next;
+      row_sum[row] *= rescale[row];
+    }
+    references.set(reference);
+  }
+
+  // Probabilities of the first kCount registers of the fragment, and their sums.
+  template <int kCount, int N>
+  CUTE_DEVICE void exponentiate(float const (&score)[N], float (&to)[kCount],
+                                float (&sum)[2]) const {
+    float reference[2];
+    references.get(reference);
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) {
       CUTE_UNROLL
-      for (int j = kBegin; j < kEnd; j += 4) {
+      for (int j = 2 * row; j < kCount; j += 4) {
         CUTE_UNROLL
         for (int e = 0; e < 2; ++e) {
-          float& p = score[j + 2 * row + e];
-          p = exp2_approx(p * scale_log2 - reference[row]);
-          sum += p;
+          to[j + e] = exp2_approx(score[j + e] * scale_log2 - reference[row]);
+          sum[row] += to[j + e];
         }
       }
-      row_sum[row] += sum;
     }
+  }
+
+  // The same for registers [kBegin, kEnd), packed for P V (pack_probabilities). The scores stay.
+  template <class Element, int kBegin, int kEnd, int N>
+  CUTE_DEVICE void exponentiate_packed(float const (&score)[N], uint32_t (&p)[N / 2],
+                                       float (&sum)[2]) const {
+    float reference[2];
+    references.get(reference);
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      CUTE_UNROLL
+      for (int j = kBegin + 2 * row; j < kEnd; j += 4) {
+        float const even = exp2_approx(score[j] * scale_log2 - reference[row]);
+        float const odd = exp2_approx(score[j + 1] * scale_log2 - reference[row]);
+        sum[row] += even;
+        sum[row] += odd;
+        p[j / 2] = pack<Element>(even, odd);
+      }
+    }
+  }
+
+  // Whether the sum of a block, in any thread of the warp, says that a reference is too low for its
+  // scores. Not even infinite probabilities are lost then: the block is done again.
+  CUTE_DEVICE static bool too_large(float const (&sum)[2]) {
+    return __any_sync(0xffffffffu, !(sum[0] <= kLargest && sum[1] <= kLargest));
+  }
+
+  CUTE_DEVICE void add(float const (&sum)[2]) {
+    row_sum[0] += sum[0];
+    row_sum[1] += sum[1];
   }
 
   // Sums over the lanes of a row. Afterwards inverse[row] normalises the output (0 for a row that
@@ -121,6 +156,7 @@ struct LazySoftmax {
 
  private:
   static constexpr float kNoKey = -3.4028235e38f;
+  static constexpr float kLargest = 32768.f;  // no probability is larger: fp16 ends at 65504
 };
 
 // Bits [begin, end) of a word; both may lie outside of it.

@@ -1,6 +1,7 @@
 // The queries of a consumer warpgroup, 64 rows of an item's Q tile, as the A operand of Q K^T.
 #pragma once
 
+#include <cute_attn/hopper/tile_copy.hpp>
 #include <cute_attn/hopper/wgmma.hpp>
 #include <cute_attn/opaque.hpp>
 
@@ -33,16 +34,16 @@ struct RegisterQueries {
 
   CUTE_DEVICE void take(void const* tile) {
     unsigned const thread = opaque(threadIdx.x);  // addresses are computed, not kept
-    unsigned const lane = thread % 32;
-    unsigned const row = thread / 32 % 4 * 16 + lane % 16;
-    uint32_t const own_row = cute::cast_smem_ptr_to_uint(tile) + row * 128;
+    int const lane = thread % 32;
+    int const row = thread / 32 % 4 * 16 + lane % 16;
+    uint32_t const base = cute::cast_smem_ptr_to_uint(tile);
     CUTE_UNROLL
     for (int i = 0; i < kHeadDim / 16; ++i) {
-      unsigned const piece = (i % 4 * 2 + lane / 16) ^ (row % 8);  // of 16 bytes, swizzled
+      int const from = swizzled_offset<Layout::kChunkBytes / 128>(row, 2 * i + lane / 16);
       uint32_t (&to)[4] = reinterpret_cast<uint32_t (&)[4]>(rows[4 * i]);
       asm volatile("ldmatrix.sync.aligned.x4.m8n8.shared.b16 {%0, %1, %2, %3}, [%4];"
                    : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                   : "r"(own_row + i / 4 * Layout::kChunkBytes + piece * 16)
+                   : "r"(base + from * 2)
                    : "memory");
     }
   }

@@ -82,8 +82,8 @@ CUTE_DEVICE int consumer() { return threadIdx.x / 128 - 1; }
 CUTE_DEVICE int thread_row() { return (threadIdx.x / 32 - 4) * 16 + threadIdx.x % 32 / 4; }
 
 // Probabilities as the A operand of P V (no movement between lanes, see softmax.hpp).
-template <class Element, int N>
-CUTE_DEVICE void pack_probabilities(float const (&score)[N], uint32_t (&p)[N / 2]) {
+template <class Element, int N, int M>
+CUTE_DEVICE void pack_probabilities(float const (&score)[N], uint32_t (&p)[M]) {
   CUTE_UNROLL
   for (int i = 0; i < N / 2; ++i) p[i] = pack<Element>(score[2 * i], score[2 * i + 1]);
 }
