@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -73,7 +72,7 @@ def peers_of(
     for name, make in makers.items():
         try:
             call = make(prepared)
-            err = harness.relative_error(prepared, call(0).reshape(prepared.out.shape))
+            err = harness.relative_error(prepared, call().flatten(0, 1))
         except (live_peers.Unsupported, RuntimeError, TypeError) as error:
             reason = str(error).strip().split("\n")[0]
             print(f"skipped {name} at {prepared.case.sec} {prepared.case.cfg}: {reason}")
@@ -139,26 +138,21 @@ def measure_case(
     err = harness.check(prepared)
     numbers: dict[str, object] = {"err": err}
     calls = peers_of(prepared, makers if case.sec in live_peers.SECTIONS else {})
-    all_calls: dict[str, Callable[[int], object]] = {OURS: prepared.run}
-    all_calls |= {name: call for name, (call, _) in calls.items()}
-    in_graphs: dict[str, dict[str, float]] = {name: {} for name in all_calls}
     with SmClock() as clock:
-        for name, call in all_calls.items() if by_graph else ():
-            us_graph = harness.graph_us(prepared, call)
-            tflops = case.counted_flops / us_graph / 1e6
-            in_graphs[name] = {"us_graph": us_graph, "tflops_graph": tflops}
+        if by_graph:
+            us_graph = harness.graph_us(prepared)
+            numbers |= {"us_graph": us_graph, "tflops_graph": case.counted_flops / us_graph / 1e6}
         times = harness.interleaved_us(
-            {name: partial(call, 0) for name, call in all_calls.items()},
+            {OURS: prepared.run, **{name: call for name, (call, _) in calls.items()}},
             rounds=ROUNDS if calls else 1,
             rep_ms=50 if calls else 100,
         )
     if clock.mhz is not None:
         numbers["sm_mhz"] = clock.mhz
-    line = record(prepared, times[OURS], numbers | in_graphs[OURS], results)
+    line = record(prepared, times[OURS], numbers, results)
     for name, (_, peer_err) in calls.items():
         tflops = case.counted_flops / times[name] / 1e6
-        numbers = {"us": times[name], "tflops": tflops, **in_graphs[name], "err": peer_err}
-        results.add(case.sec, case.cfg, peer=name, **numbers)
+        results.add(case.sec, case.cfg, peer=name, us=times[name], tflops=tflops, err=peer_err)
         line += f"  {name} {tflops:.0f}"
     print(f"{line}  err {err:.2e}  {clock.mhz or '?'} MHz", flush=True)
 

@@ -236,31 +236,20 @@ def matrix_rate() -> tuple[float, float]:
     return us, 2 * MATRIX_SIZE**3 / us / 1e6
 
 
-def graph_us(
-    prepared: Prepared,
-    call: Callable[[int], object] | None = None,
-    *,
-    budget_us: float = 100_000,
-) -> float:
+def graph_us(prepared: Prepared, *, budget_us: float = 100_000) -> float:
     """Time of a call within a replayed CUDA graph over rotating caches, in microseconds.
 
     The median of 3 to 20 replays, as many as `budget_us` holds.
-
-    Args:
-        prepared: the case.
-        call: a peer's, on cache number i; default: ours.
-        budget_us: of all replays.
     """
-    run = call or prepared.run
     count = len(prepared.caches)
     runs = count * max(1, -(-GRAPH_RUNS // count))
     for index in range(count):  # argument blocks and tensor maps of all caches
-        run(index)
+        prepared.run(index)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for index in range(runs):
-            run(index)
+            prepared.run(index)
     graph.replay()
     first = _replay_us(graph)
     replays = int(min(20, max(3, budget_us / first)))

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,24 +31,12 @@ def right(prepared: harness.Prepared) -> live_peers.Call:
     """torch's own, any back end."""
     q, k, v = (x.transpose(1, 2) for x in live_peers.dense(prepared))
     attend = torch.nn.functional.scaled_dot_product_attention
-    return lambda _: attend(q, k, v, is_causal=True).transpose(1, 2)
+    return lambda: attend(q, k, v, is_causal=True).transpose(1, 2)
 
 
 def wrong(prepared: harness.Prepared) -> live_peers.Call:
     _, _, v = live_peers.dense(prepared)
-    return lambda _: v
-
-
-def paged(prepared: harness.Prepared) -> live_peers.Call:
-    """Our own reference over the pages of one request, per cache."""
-    case = prepared.case
-
-    def call(index: int) -> torch.Tensor:
-        own = replace(prepared, caches=[prepared.caches[index]])
-        at = torch.arange(case.kv_lens[0] - case.q_lens[0], case.kv_lens[0])
-        return harness.reference(prepared.q, *harness.keys_of(own, 0), at, case.is_causal)
-
-    return call
+    return lambda: v
 
 
 def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> argparse.Namespace:
@@ -110,13 +97,7 @@ def test_rows_of_a_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     spec = SimpleNamespace(tile=SimpleNamespace(q=128, kv=112))
     kernel = SimpleNamespace(name="a_kernel", spec=spec)
     monkeypatch.setattr(harness, "interleaved_us", times)
-
-    def graph(prepared: harness.Prepared, call: Callable[[int], object]) -> float:
-        for index in range(len(prepared.caches)):
-            call(index)
-        return 5.0 if call == prepared.run else 7.0
-
-    monkeypatch.setattr(harness, "graph_us", graph)
+    monkeypatch.setattr(harness, "graph_us", lambda prepared: 5.0)
     monkeypatch.setattr(harness, "prepare", lambda case, **_: prepare(case, device=CPU))
     monkeypatch.setattr(BatchAttention, "kernels", (kernel,))
     file = records.Records(tmp_path / "x.jsonl", {})
@@ -131,11 +112,10 @@ def test_rows_of_a_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert cell.live == (20, "right")
 
     chunk = Case("K", "8/1 q8 kv48", (8,), (48,), 8, 1, 16, 16, True)
-    bench_prefill.measure([chunk], None, {"right": right, "paged": paged}, file)
-    row, peer = file.rows[-2:]
+    bench_prefill.measure([chunk], None, {"right": right}, file)
+    row = file.rows[-1]
     assert row["peer"] == "cute_attn" and row["us_graph"] == 5 and row["us"] == 10
     assert row["tflops_graph"] == pytest.approx(chunk.flops / 5e6, rel=1e-4)
-    assert peer["peer"] == "paged" and peer["us_graph"] == 7 and peer["err"] < 4e-3
 
 
 def test_cases_held_against_each_other_take_turns(
