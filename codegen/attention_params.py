@@ -69,6 +69,7 @@ _COMMON = (
 )
 
 
+_BESIDE = Field("beside", "i32", "1: runs beside the launch before it, rather than after it")
 _ARRIVALS = Field(
     "arrivals", "pointer", "(slots), pieces of a tile that are done; 0 between launches", "int32_t"
 )
@@ -82,6 +83,7 @@ def attention_params(
     fused_merge: bool = False,
     q_tma: bool = False,
     by_groups: bool = False,
+    beside: bool = False,
 ) -> ParameterBlock:
     """Fields of an attention kernel.
 
@@ -92,6 +94,7 @@ def attention_params(
         fused_merge: the last piece of a split tile merges all of them.
         q_tma: Q comes through a tensor map rather than pointer and strides.
         by_groups: tensor maps of paged K and V count groups of eight rows.
+        beside: the kernel may run beside the launch before it.
     """
     rows: tuple[Field, ...] = (*_ROWS[:6], _ARRIVALS, *_ROWS[6:]) if fused_merge else _ROWS
     if q_tma:
@@ -99,6 +102,7 @@ def attention_params(
     maps, box = (_GROUP_MAPS, _GROUP_BOX) if by_groups else (_TENSOR_MAPS, _TMA_BOX)
     fields = (maps if tma else ()) + rows + (() if tma else _KV_POINTERS)
     fields += (_PAGES if paged else ()) + (box if tma and paged else ()) + _COMMON
+    fields += (_BESIDE,) if beside else ()
     fields += tuple(Field(s.name, s.kind, s.comment) for s in variant.scalars)
     return ParameterBlock(fields)
 

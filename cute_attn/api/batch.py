@@ -141,12 +141,20 @@ class BatchAttention:
 
     @property
     def last_plan(self) -> Plan | None:
-        """The plan of the last step: its buffer, counts, predicted time and imbalance."""
+        """The plan of the last step: its buffer, counts, predicted time and imbalance. Of its
+        prefill, if decode runs beside it; `plans` has both."""
         return self._backend.plan_of_step
 
     @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans of the last step's launches: one, or two that run side by side. Empty before
+        plan()."""
+        return self._backend.plans
+
+    @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Attention kernel of the last step, and its merge if it is a kernel of its own.
+        """Attention kernels of the last step, one per plan, or one and its merge if that is a
+        kernel of its own.
 
         Empty before plan() and on the CPU.
         """
@@ -167,7 +175,7 @@ class BatchAttention:
         """
         if isinstance(self._backend, CpuBatch):
             return 0
-        return self._backend.workspace_size(page_size).total
+        return self._backend.workspace_bytes(page_size)
 
     def plan(
         self,

@@ -33,6 +33,11 @@ class CpuBatch:
         self._step: Step
         self.plan_of_step: Plan | None = None
 
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """As on a GPU."""
+        return () if self.plan_of_step is None else (self.plan_of_step,)
+
     def plan(self, step: Step) -> None:
         """Plans a step for a grid of a few blocks."""
         shape, requests = self._shape, step.requests

@@ -1,5 +1,8 @@
 """The CUDA back end of `BatchAttention`: plan to the device, launch attention and merge.
 
+A step of prefill and decode may be two launches that share the GPU (`scheduler.side_by_side`): this
+object then serves the prefill requests on some of the SMs, and one of its own kind the others.
+
 A planned run does no work on lengths: it looks up the argument block of its K and V by address,
 writes the addresses of q, out and lse into it (q's inside of a tensor map, where the kernel takes
 one), and launches. Shapes and strides are compared with those that were checked before; whatever
@@ -8,8 +11,9 @@ differs goes through the full checks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +22,7 @@ from cute_attn.api.kernel import Kernel
 from cute_attn.api.launch_set import LaunchSet, Paging
 from cute_attn.api.plan_store import PlanStore
 from cute_attn.api.shape import BatchShape, refuse_kv
+from cute_attn.api.side_by_side import SideBySide, Split
 from cute_attn.api.step import Step
 from cute_attn.api.stream_order import StreamOrder
 from cute_attn.codegen.spec import KernelSpec
@@ -25,7 +30,6 @@ from cute_attn.runtime.device import device_info
 from cute_attn.runtime.tensor_map import TensorMapEncoder
 from cute_attn.scheduler import (
     ARRIVALS_BYTES,
-    Geometry,
     Plan,
     WorkspaceSize,
     plan_batch,
@@ -33,6 +37,13 @@ from cute_attn.scheduler import (
 )
 
 _UNKNOWN: tuple[Any, Any] = (None, None)
+
+
+class _Prepared(NamedTuple):
+    """One launch, not on the device yet."""
+
+    kernels: LaunchSet
+    plan: Plan
 
 
 class CudaBatch:
@@ -44,9 +55,10 @@ class CudaBatch:
         cuda_graph: kernel, grid and addresses stay as the first plan chose them.
         schedule: kernel family to take, or None: chosen by the lengths.
         workspace: (bytes,) uint8 on the device for partial results, or None.
+        launch: 1 for the launch that runs beside another one.
 
     Attributes:
-        plan_of_step: plan of the last step, or None.
+        plan_of_step: plan of the last step (of this launch), or None.
     """
 
     def __init__(
@@ -58,15 +70,17 @@ class CudaBatch:
         cuda_graph: bool,
         schedule: str | None,
         workspace: torch.Tensor | None,
+        launch: int = 0,
     ) -> None:
         self._shape = shape
+        self._launch_number = launch
         self._dtype = shape.dtype
         self._max_requests = max_requests
         self._cuda_graph = cuda_graph
         self._schedule = schedule
         self._given_workspace = workspace
-        self._index = shape.device.index
-        self._info = device_info(self._index)
+        self._info = device_info(shape.device.index)
+        self._index = self._info.index
         self._current_stream = torch._C._cuda_getCurrentRawStream
         self._current_device = torch._C._cuda_getDevice
         self._sets: dict[KernelSpec, LaunchSet] = {}
@@ -78,7 +92,13 @@ class CudaBatch:
         self.plan_of_step: Plan | None = None
         # Of the last step; run() reads them.
         self._set: LaunchSet
+        self._launch: Callable[[int, int, int], None]
+        self._num_blocks = 0
         self._step: Step
+        self._decodes: CudaBatch | None = None  # made for the first step of two launches
+        self._two_launches = False
+        self._partials_before = 0  # bytes of the first launch, where this is the second
+        self._splits: dict[int | None, SideBySide] = {}
         self._paging = Paging(0, None, 0)
         self._partials: tuple[int, ...] = (0, 0)
         self._has_merge = False
@@ -90,13 +110,30 @@ class CudaBatch:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """The attention kernel of the last step, and its merge if that is a kernel of its own."""
-        return () if self.plan_of_step is None else self._set.kernels
+        """The attention kernels of the last step, and a merge if that is a kernel of its own."""
+        if self.plan_of_step is None:
+            return ()
+        beside = self._decodes.kernels if self._two_launches and self._decodes else ()
+        return self._set.kernels + beside
 
-    def workspace_size(self, page_size: int | None) -> WorkspaceSize:
-        """What any step needs: the larger of decode and prefill."""
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans of the last step's launches."""
+        if self.plan_of_step is None:
+            return ()
+        beside = self._decodes.plans if self._two_launches and self._decodes else ()
+        return (self.plan_of_step, *beside)
+
+    def workspace_bytes(self, page_size: int | None) -> int:
+        """What any step needs: that of prefill and decode side by side, or the larger of the two
+        where there is one launch."""
         specs = dispatch.all_specs(self._problem(page_size), self._schedule)
-        return max(map(self._size_of, specs), key=lambda size: size.total)
+        sizes = [self._size_of(spec) for spec in specs]
+        largest = max(size.total for size in sizes)
+        side_by_side = self._side_by_side(page_size)
+        if side_by_side is None or side_by_side.specs is None:
+            return largest
+        return largest + self._size_of(side_by_side.specs[1]).partials
 
     def plan(self, step: Step) -> None:
         """Plans a step and sends it to the device on the current stream, without waiting."""
@@ -106,34 +143,95 @@ class CudaBatch:
                 " replay (the graph reads the plan from a fixed address)"
             )
         with torch.cuda.device(self._index):
-            spec = self._spec_of(step)
-            self._check_captured(step)
-            kernels = self._sets.get(spec)
-            if kernels is None:
-                self._check_workspace(spec)
-                kernels = LaunchSet(spec, self._shape, self._num_blocks(spec), self._index)
-                self._sets[spec] = kernels
-            plan = plan_batch(
-                step.requests,
-                Geometry(
-                    tile_q=spec.tile.q,
-                    tile_kv=spec.tile.kv,
-                    group=spec.group,
-                    num_kv_heads=self._shape.num_kv_heads,
-                    window_left=step.band[0],
-                    window_right=step.band[1],
-                ),
-                kernels.num_blocks,
-                max_requests=self._max_requests,
-                cost=kernels.cost,
-            )
-            self._order.before_plan()
-            self._partials = self._reserve_workspace(spec)
-            self._store.write(plan, step)
+            split = self._split(step)
+            if split is None:
+                self._commit(step, self._prepare(step, self._info.num_sms))
+                self._two_launches = False
+                return
+            # All that can be refused is, before anything of the last plan changes.
+            if self._decodes is None:
+                self._decodes = self._new_decodes()
+            first = self._prepare(split.prefill, split.prefill_sms)
+            self._decodes._partials_before = self._size_of(first.kernels.spec).partials
+            others = self._info.num_sms - split.prefill_sms
+            second = self._decodes._prepare(split.decode, others)
+            self._commit(split.prefill, first, first=True)
+            table = self._store.table_address
+            self._decodes._commit(split.decode, second, table_address=table)
+            self._two_launches = True
+
+    def _side_by_side(self, page_size: int | None) -> SideBySide | None:
+        """None where the user chose the kernel, or captures one."""
+        if self._cuda_graph or self._schedule is not None:
+            return None
+        found = self._splits.get(page_size)
+        if found is None:
+            problem, sms = self._problem(page_size), self._info.num_sms
+            found = self._splits[page_size] = SideBySide(problem, self._shape.num_kv_heads, sms)
+        return found
+
+    def _split(self, step: Step) -> Split | None:
+        """The step in two launches, if that is better than one."""
+        count, most = step.requests.num_requests, self._max_requests
+        if most is not None and count > most:
+            return None  # to be refused
+        side_by_side = self._side_by_side(step.page_size)
+        return None if side_by_side is None else side_by_side.split(step)
+
+    def _new_decodes(self) -> CudaBatch:
+        return CudaBatch(
+            self._shape,
+            max_requests=self._max_requests,
+            max_pages=None,
+            cuda_graph=False,
+            schedule=dispatch.AMPERE_DECODE,
+            workspace=self._given_workspace,
+            launch=1,
+        )
+
+    def _prepare(self, step: Step, num_sms: int) -> _Prepared:
+        """Kernel and plan of one launch on `num_sms` SMs."""
+        spec = self._spec_of(step)
+        self._check_captured(step)
+        self._check_workspace(spec)
+        kernels = self._sets.get(spec)
+        if kernels is None:
+            largest = self._info.num_sms * spec.tile.blocks_per_sm
+            beside = self._launch_number > 0
+            kernels = LaunchSet(spec, self._shape, largest, self._index, beside=beside)
+            self._sets[spec] = kernels
+        plan = plan_batch(
+            step.requests,
+            dispatch.geometry(spec, self._shape.num_kv_heads, step.band),
+            num_sms * spec.tile.blocks_per_sm,
+            max_requests=self._max_requests,
+            cost=kernels.cost,
+        )
+        return _Prepared(kernels, plan)
+
+    def _commit(
+        self, step: Step, prepared: _Prepared, *, first: bool = False, table_address: int = 0
+    ) -> None:
+        """Sends a plan to the device; from now on it is what run() launches.
+
+        Args:
+            step: what it serves.
+            prepared: of the step.
+            first: another launch will run beside it.
+            table_address: of a page table that is on the device already, and none in the step.
+        """
+        kernels, plan = prepared
+        spec = kernels.spec
+        self._order.before_plan()
+        self._partials = self._reserve_workspace(spec)
+        self._store.write(plan, step)
         self._set, self._step, self.plan_of_step = kernels, step, plan
+        self._launch = kernels.launch_first if first else kernels.launch
+        self._num_blocks = plan.layout.num_blocks
         self._has_merge = not spec.fuses_merge and (self._cuda_graph or plan.num_split_tiles > 0)
         sparse_rows = 0 if step.kv_format.has_positions else step.kv_format.num_rows
-        paging = Paging(self._store.table_address, step.page_size, sparse_rows)
+        table_address = table_address or self._store.table_address
+        paging = Paging(table_address, step.page_size, sparse_rows)
         if paging != self._paging:  # argument blocks compare it by identity
             self._paging = paging
         self._q_known = self._out_known = self._lse_known = _UNKNOWN
@@ -172,22 +270,22 @@ class CudaBatch:
             page_size=page_size,
         )
 
-    def _num_blocks(self, spec: KernelSpec) -> int:
-        return self._info.num_sms * spec.tile.blocks_per_sm
-
     def _size_of(self, spec: KernelSpec) -> WorkspaceSize:
         return workspace_size(
-            num_blocks=self._num_blocks(spec),
+            num_blocks=self._info.num_sms * spec.tile.blocks_per_sm,
             max_requests=self._max_requests or 1,
             tile_q=spec.tile.q,
             head_dim_vo=spec.head_dim_vo,
         )
 
     def _check_workspace(self, spec: KernelSpec) -> None:
-        given, size = self._given_workspace, self._size_of(spec)
-        if given is not None and given.numel() < size.total:
+        given = self._given_workspace
+        if given is None:
+            return
+        needed = self._size_of(spec).total + self._partials_before
+        if given.numel() < needed:
             raise ValueError(
-                f"workspace has {given.numel()} bytes; {spec.schedule} needs {size.total}"
+                f"workspace has {given.numel()} bytes; {spec.schedule} needs {needed}"
                 " (ask workspace_size() before planning)"
             )
 
@@ -195,15 +293,17 @@ class CudaBatch:
         """Addresses of partial_out and partial_lse, and of arrivals if the kernel counts them."""
         size = self._size_of(spec)
         before = self._workspace
+        at = 0  # partial results of another launch in the same workspace
         if self._given_workspace is not None:
-            self._workspace = self._given_workspace
+            self._workspace, at = self._given_workspace, self._partials_before
         elif before is None or before.numel() < size.total:
             self._workspace = torch.empty(size.total, dtype=torch.uint8, device=self._shape.device)
         assert self._workspace is not None
         if self._workspace is not before:
             self._workspace[:ARRIVALS_BYTES].zero_()  # from now on the kernels keep them at zero
         base = self._workspace.data_ptr()
-        arrivals, partial_out, partial_lse = (base + offset for offset in size.offsets)
+        offsets = size.offsets_of(self._launch_number, at)
+        arrivals, partial_out, partial_lse = (base + offset for offset in offsets)
         if spec.fuses_merge:
             return partial_out, partial_lse, arrivals
         return partial_out, partial_lse
@@ -230,7 +330,7 @@ class CudaBatch:
         want_lse: bool,
         scalars: dict[str, float | int],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Launches attention, and the merge if the plan has split tiles."""
+        """Launches what the plan says: attention, maybe in two parts, or attention and a merge."""
         index, kernels = self._index, self._set
         if self._current_device() != index:
             with torch.cuda.device(index):
@@ -302,9 +402,12 @@ class CudaBatch:
             self._before_run_elsewhere()
         if self._cuda_graph:
             self._note_capture(q.shape[0], binding.capacity)
-        kernels.launch(kernels.num_blocks, stream, arguments.address)
+        self._launch(self._num_blocks, stream, arguments.address)
         if self._has_merge:
             kernels.run_merge(stream, out_address, lse_address, self._merge_fields)
+        if self._two_launches:
+            assert self._decodes is not None
+            self._decodes.run(q, k, v, out, lse, False, scalars)
         if other_stream:
             self._order.after_run()
         return out, lse

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from cute_attn import ampere, hopper
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
+from cute_attn.scheduler import Geometry
 from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
 
 IntArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
@@ -189,6 +190,18 @@ def default_tile(
         return ampere.tiles(arch, schedule, head_dim_qk)
     except ValueError:  # not in the table
         return None
+
+
+def geometry(spec: KernelSpec, num_kv_heads: int, band: tuple[int, int]) -> Geometry:
+    """What the planner is told of a kernel; `band`: (window_left, window_right) of the step."""
+    return Geometry(
+        tile_q=spec.tile.q,
+        tile_kv=spec.tile.kv,
+        group=spec.group,
+        num_kv_heads=num_kv_heads,
+        window_left=band[0],
+        window_right=band[1],
+    )
 
 
 def supports(spec: KernelSpec) -> list[str]:

@@ -40,7 +40,7 @@ class Kernel:
         self.generated = generated
         self.compiled = compiled
         self.spec = spec
-        self._launchers: dict[int, Launcher] = {}
+        self._launchers: dict[tuple[int, bool], Launcher] = {}
 
     def __repr__(self) -> str:
         return f"Kernel({self.name}, {self.resources.registers} registers)"
@@ -74,25 +74,30 @@ class Kernel:
         """Reasons against shipping this kernel; empty when it is clean."""
         return self.compiled.lint()
 
-    def launcher(self, device: int = 0) -> Launcher:
+    def launcher(self, device: int = 0, *, overlap: bool = True) -> Launcher:
         """The launch path on GPU `device`; loads the module at the first call.
+
+        Args:
+            device: ordinal of the GPU.
+            overlap: the kernel may start before the launch ahead of it in the stream has ended, if
+                it was written for that.
 
         Raises:
             DriverError: no driver, or the GPU cannot run the kernel.
         """
-        found = self._launchers.get(device)
+        found = self._launchers.get((device, overlap))
         if found is None:
             generated, module = self.generated, self.compiled.module
             found = Launcher(
                 module,
                 generated.threads,
                 generated.smem_bytes,
-                pdl=generated.dependent_launch,
+                pdl=overlap and generated.dependent_launch,
                 device=device,
             )
             # The driver loads lazily; the occupancy query makes it load now, not under capture.
             module.max_blocks_per_sm(generated.threads, generated.smem_bytes, device)
-            self._launchers[device] = found
+            self._launchers[device, overlap] = found
         return found
 
     def arguments(self) -> Arguments:

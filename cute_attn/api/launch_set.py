@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,13 +104,21 @@ class LaunchSet:
     Args:
         spec: of the attention kernel.
         shape: sizes and options.
-        num_blocks: grid of the attention kernel.
+        num_blocks: largest grid of the attention kernel.
         index: GPU.
+        beside: the kernel runs beside the launch before it, which `launch_first` has launched.
     """
 
-    def __init__(self, spec: KernelSpec, shape: BatchShape, num_blocks: int, index: int) -> None:
+    def __init__(
+        self,
+        spec: KernelSpec,
+        shape: BatchShape,
+        num_blocks: int,
+        index: int,
+        *,
+        beside: bool = False,
+    ) -> None:
         self.spec = spec
-        self.num_blocks = num_blocks
         self.cost = CostModel.for_kernel(
             spec.head_dim_qk,
             spec.head_dim_vo,
@@ -118,6 +127,8 @@ class LaunchSet:
         )
         self.kernel = build(spec)
         self.launch = self.kernel.launcher(index).launch
+        self._index = index
+        self._beside = beside
         self._merge = None if spec.fuses_merge else Merge(spec, shape, num_blocks, index)
         self._shape = shape
         self._params = self.kernel.generated.params
@@ -132,6 +143,12 @@ class LaunchSet:
     def kernels(self) -> tuple[Kernel, ...]:
         """Attention, and the merge if it is a kernel of its own."""
         return (self.kernel,) if self._merge is None else (self.kernel, self._merge.kernel)
+
+    @property
+    def launch_first(self) -> Callable[[int, int, int], None]:
+        """As `launch`, but starts only when everything before it in the stream has ended: so all
+        that starts after it, and does not wait, finds that ended as well."""
+        return self.kernel.launcher(self._index, overlap=False).launch
 
     def run_merge(self, stream: int, out: int, lse: int, fields: tuple[int, ...]) -> None:
         """Launches the merge. `fields`: what follows out and lse in its argument block."""
@@ -231,6 +248,8 @@ class LaunchSet:
                 v_token_stride=of_v.token,
                 v_head_stride=of_v.head,
             )
+        if "beside" in self._params.offsets:
+            arguments.set(beside=int(self._beside))
         binding.v_offset = views.v.data_ptr() - views.k.data_ptr()
         binding.capacity = int(views.k.shape[0])
         binding.paging = paging

@@ -7,6 +7,7 @@ from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.cost import DEFAULT_COST, H200, CostModel, Gpu
 from cute_attn.scheduler.min_heap import HeapAssignment, plan_min_heap
 from cute_attn.scheduler.planner import Plan, plan_batch
+from cute_attn.scheduler.side_by_side import prefill_sms
 from cute_attn.scheduler.simulator import Report, plan_items, simulate
 from cute_attn.scheduler.workspace import (
     ARRIVALS_BYTES,
@@ -31,6 +32,7 @@ __all__ = [
     "plan_batch",
     "plan_items",
     "plan_min_heap",
+    "prefill_sms",
     "simulate",
     "workspace_size",
 ]

@@ -44,13 +44,16 @@ class RequestBatch:
         q_pos: position of the first query token. Default kv_len - q_len + kv_pos: the last query
             sees the last key (bottom-right aligned). May be negative.
         kv_pos: position of the first key. Default 0.
+        ids: what the kernels call the requests. Default 0, 1, ...
 
     Raises:
         TypeError: an array is no integer array, or lives on a device.
         ValueError: lengths differ, a number is negative or out of the plan's range.
     """
 
-    __slots__ = ("kv_len", "kv_pos", "kv_start", "num_requests", "q_len", "q_pos", "q_start")
+    __slots__ = (
+        "ids", "kv_len", "kv_pos", "kv_start", "num_requests", "q_len", "q_pos", "q_start",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class RequestBatch:
         kv_len: Any,
         q_pos: Any = None,
         kv_pos: Any = None,
+        ids: Any = None,
     ) -> None:
         self.q_start = _host_int64("q_start", q_start)
         self.q_len = _host_int64("q_len", q_len)
@@ -74,6 +78,7 @@ class RequestBatch:
             self.q_pos = self.kv_len - self.q_len + self.kv_pos
         else:
             self.q_pos = _host_int64("q_pos", q_pos if q_pos is not None else self.q_len)
+        self.ids = None if ids is None else _host_int64("ids", ids)
         self._check()
 
     def _check(self) -> None:
@@ -84,6 +89,10 @@ class RequestBatch:
             size = getattr(self, name).size
             if size != n:
                 raise ValueError(f"{name} has {size} entries but q_len has {n}; one per request")
+        if self.ids is not None and self.ids.size != n:
+            raise ValueError(f"ids has {self.ids.size} entries but q_len has {n}; one per request")
+        if self.ids is not None and n and not 0 <= self.ids.min() <= self.ids.max() < MAX_BATCH:
+            raise ValueError(f"ids are {self.ids}; they take 0 .. {MAX_BATCH - 1}")
         if n == 0:
             return
         for name in ("q_start", "q_len", "kv_start", "kv_len", "kv_pos"):
@@ -104,6 +113,19 @@ class RequestBatch:
                 f"{self.kv_pos[at]}; query positions relative to the first key must lie within "
                 f"+-{UNBOUNDED}"
             )
+
+    def select(self, which: npt.NDArray[np.bool_]) -> RequestBatch:
+        """Some of the requests, under the names they have here."""
+        ids = np.arange(self.num_requests) if self.ids is None else self.ids
+        return RequestBatch(
+            self.q_start[which],
+            self.q_len[which],
+            self.kv_start[which],
+            self.kv_len[which],
+            self.q_pos[which],
+            self.kv_pos[which],
+            ids[which],
+        )
 
     @classmethod
     def from_lengths(cls, q_len: Any, kv_len: Any) -> RequestBatch:

@@ -350,7 +350,8 @@ def _write(
     rows[:n, 5] = requests.kv_pos[order]
     ends = np.cumsum(records.q_tiles * geometry.num_kv_heads)
     rows[1 : n + 1, 6] = ends
-    rows[:n, 7] = pack_meta(order, 0, records.section_heads)
+    ids = order if requests.ids is None else requests.ids[order]
+    rows[:n, 7] = pack_meta(ids, 0, records.section_heads)
     _write_starts(view, places)
     return Plan(
         buffer=buffer,

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from cute_attn.abi import PlanLayout
 
 _ALIGNMENT = 256
-ARRIVALS_BYTES = 1 << 15
-"""Room for an int32 counter per partial slot, of grids of up to 4,097 blocks."""
+LAUNCHES = 2
+"""Attention launches of a step that run side by side, and have counters and slots of their own."""
+_COUNTERS_BYTES = 1 << 15  # an int32 per partial slot, of grids of up to 4,097 blocks
+ARRIVALS_BYTES = LAUNCHES * _COUNTERS_BYTES
+"""Room for the arrival counters of all launches of a step, at the begin of every workspace."""
 
 
 def max_slots(num_blocks: int) -> int:
@@ -41,12 +44,27 @@ class WorkspaceSize:
         The arrival counters come first and take `ARRIVALS_BYTES` whatever the kernel, so that
         kernels with other tiles can share a workspace. They are zero between launches.
         """
-        return 0, ARRIVALS_BYTES, ARRIVALS_BYTES + _align(self.partial_out)
+        return self.offsets_of(0, 0)
+
+    def offsets_of(self, launch: int, before: int) -> tuple[int, int, int]:
+        """The same for one of the launches of a step.
+
+        Args:
+            launch: 0 or 1.
+            before: bytes of partial results that belong to the launches before it.
+        """
+        partial_out = ARRIVALS_BYTES + before
+        return launch * _COUNTERS_BYTES, partial_out, partial_out + _align(self.partial_out)
+
+    @property
+    def partials(self) -> int:
+        """Bytes of the partial results."""
+        return _align(self.partial_out) + _align(self.partial_lse)
 
     @property
     def total(self) -> int:
-        """Bytes of the workspace: all but the plan."""
-        return self.offsets[2] + _align(self.partial_lse)
+        """Bytes of the workspace of a single launch: all but the plan."""
+        return ARRIVALS_BYTES + self.partials
 
 
 def _align(size: int) -> int:
@@ -69,7 +87,7 @@ def workspace_size(
     ):
         if value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
-    if 4 * max_slots(num_blocks) > ARRIVALS_BYTES:
+    if 4 * max_slots(num_blocks) > _COUNTERS_BYTES:
         raise ValueError(f"num_blocks is {num_blocks}; a workspace serves up to 4097")
     rows = max_slots(num_blocks) * tile_q
     return WorkspaceSize(

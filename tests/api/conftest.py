@@ -34,6 +34,7 @@ class Launch:
     grid: Any
     stream: int
     params: dict[str, Any]
+    overlap: bool  # with its predecessor in the stream
 
 
 @dataclass
@@ -54,16 +55,15 @@ class FakeGpu:
         )
         backend_options: dict[str, Any] = {name: options.get(name) for name in own}
         backend_options["cuda_graph"] = bool(options.get("cuda_graph"))
-        backend = cuda_batch.CudaBatch(made._shape, **backend_options)
-        backend._index = -1  # what get_device() of a CPU tensor says
-        made._backend = backend
+        made._backend = cuda_batch.CudaBatch(made._shape, **backend_options)
         return made
 
 
 class _FakeLauncher:
-    def __init__(self, gpu: FakeGpu, generated: Any) -> None:
+    def __init__(self, gpu: FakeGpu, generated: Any, overlap: bool) -> None:
         self._gpu = gpu
         self._generated = generated
+        self._overlap = overlap
 
     def launch(self, grid: Any, stream: int, address: int) -> None:
         if not self._gpu.record:
@@ -73,7 +73,7 @@ class _FakeLauncher:
         fields = generated.params.structure.from_buffer_copy(raw)
         params = {f.name: getattr(fields, f.name) for f in generated.params.fields}
         params |= {name: bytes(params[name]) for name in params if name.endswith("_map")}
-        self._gpu.launches.append(Launch(generated.name, grid, stream, params))
+        self._gpu.launches.append(Launch(generated.name, grid, stream, params, self._overlap))
 
 
 class _FakeKernel:
@@ -83,8 +83,8 @@ class _FakeKernel:
         self.spec = spec
         self.name = generated.name
 
-    def launcher(self, index: int) -> _FakeLauncher:
-        return _FakeLauncher(self._gpu, self.generated)
+    def launcher(self, index: int, *, overlap: bool = True) -> _FakeLauncher:
+        return _FakeLauncher(self._gpu, self.generated, overlap)
 
     def arguments(self) -> Arguments:
         return Arguments(self.generated.params)
@@ -100,6 +100,7 @@ def _not_generated(spec: KernelSpec) -> GeneratedKernel:
             paged=spec.loader != "ragged",
             variant=spec.variant,
             fused_merge=spec.fuses_merge,
+            beside=spec.schedule == "ampere_decode",
         )
     return GeneratedKernel(spec.name, "", spec.arch, spec.tile.threads, 0, 1, params, ())
 

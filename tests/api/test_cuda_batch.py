@@ -270,8 +270,11 @@ def test_graph_mode_without_capacities_does_not_move_the_plan(fake_gpu: Any) -> 
 
 def test_workspace_of_the_caller(fake_gpu: Any) -> None:
     size = fake_gpu.batch(8, 2, 128).workspace_size()
-    # Arrivals, then slots * tile_q * (dim + lse).
-    assert size == ARRIVALS_BYTES + max(2 * 11 * 16, 2 * 3 * 128) * (128 + 1) * 4
+    # Arrivals, then slots * tile_q * (dim + lse) of decode and of prefill.
+    decode = 2 * 11 * 16 * 128 * 4 + 1536  # lse in whole 256 bytes
+    assert size == ARRIVALS_BYTES + decode + 2 * 3 * 128 * (128 + 1) * 4
+    alone = fake_gpu.batch(8, 2, 128, schedule="hopper_tile").workspace_size()
+    assert alone == ARRIVALS_BYTES + 2 * 3 * 128 * (128 + 1) * 4
     raw = torch.zeros(size + 128, dtype=torch.uint8)
     aligned = raw[-raw.data_ptr() % 128 :][:size]
     batch = fake_gpu.batch(8, 2, 128, workspace=aligned)
@@ -279,7 +282,7 @@ def test_workspace_of_the_caller(fake_gpu: Any) -> None:
     batch.run(zeros(100, 8, 128), zeros(300, 2, 128), zeros(300, 2, 128))
     assert fake_gpu.launches[0].params["partial_out"] == aligned.data_ptr() + ARRIVALS_BYTES
     small = fake_gpu.batch(8, 2, 128, workspace=aligned[:1000])
-    with pytest.raises(ValueError, match=rf"workspace has 1000 bytes.*needs {size}"):
+    with pytest.raises(ValueError, match=rf"workspace has 1000 bytes.*needs {alone}"):
         small.plan([0, 100], RaggedKV([0, 300]))
 
 

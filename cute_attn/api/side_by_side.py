@@ -1,0 +1,82 @@
+"""Which steps of a GPU batch are two launches side by side: prefill, and decode beside it.
+
+The prefill kernel leaves no room on its SMs, so the blocks of the decode kernel, which are launched
+when all of its blocks have started, take the other SMs. How many: `scheduler.side_by_side`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from cute_attn.api import dispatch
+from cute_attn.api.step import Step
+from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
+from cute_attn.scheduler import CostModel, prefill_sms
+
+
+class Split(NamedTuple):
+    """A step in two.
+
+    Attributes:
+        prefill, decode: its parts; the page table is with the first.
+        prefill_sms: SMs of the first part; the other takes the rest.
+    """
+
+    prefill: Step
+    decode: Step
+    prefill_sms: int
+
+
+class SideBySide:
+    """Splits steps of one problem.
+
+    Args:
+        problem: what the kernels are chosen by.
+        num_kv_heads: KV heads.
+        num_sms: of the device.
+
+    Attributes:
+        specs: kernels of prefill and decode; None if the device or the problem has no such two.
+    """
+
+    def __init__(self, problem: dispatch.Problem, num_kv_heads: int, num_sms: int) -> None:
+        self._num_kv_heads = num_kv_heads
+        self._num_sms = num_sms
+        self.specs = _kernels(problem)
+        if self.specs is not None:
+            prefill = self.specs[0]
+            self._cost = CostModel.for_kernel(
+                prefill.head_dim_qk, prefill.head_dim_vo, schedule=prefill.schedule
+            )
+
+    def split(self, step: Step) -> Split | None:
+        """The step in two; None: one launch is as good, or there is no other way."""
+        if self.specs is None:
+            return None
+        prefill, decode = self.specs
+        requests = step.requests
+        small = requests.q_len * prefill.group <= dispatch.SMALL_ROWS
+        if bool(small.all()) or not bool(small.any()):
+            return None
+        parts = requests.select(~small), requests.select(small)
+        sms = prefill_sms(
+            *parts,
+            dispatch.geometry(prefill, self._num_kv_heads, step.band),
+            self._cost,
+            num_sms=self._num_sms,
+            decode_blocks_per_sm=decode.tile.blocks_per_sm,
+        )
+        if sms is None:
+            return None
+        of_prefill = replace(step, requests=parts[0])
+        return Split(of_prefill, replace(step, requests=parts[1], page_table=None), sms)
+
+
+def _kernels(problem: dispatch.Problem) -> tuple[KernelSpec, KernelSpec] | None:
+    try:
+        prefill, decode = (dispatch.choose(problem, small=small) for small in (False, True))
+    except UnsupportedSpecError:
+        return None
+    fit = (prefill.schedule, decode.schedule) == (dispatch.HOPPER_TILE, dispatch.AMPERE_DECODE)
+    return (prefill, decode) if fit else None

@@ -1,0 +1,101 @@
+"""Prefill and decode of a step in two launches that run side by side."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.gpu.serving import assert_right, serving_attention, serving_batch
+
+pytestmark = pytest.mark.gpu
+
+DECODES = [(1, 12_000)] * 9  # enough to read that a launch of its own is worth it
+MIXED = [*DECODES[:4], (700, 700), (0, 17), (130, 9000), (5, 0), (1, 0), *DECODES[4:], (1, 3)]
+LONG_PREFILL = [(2000, 30_000), *DECODES]  # prefill ends long after decode
+LINKS = 6
+
+
+@pytest.fixture(autouse=True)
+def _needs_hopper(arch: str) -> None:
+    if arch != "sm_90a":
+        pytest.skip(f"side by side is for sm_90a; this is {arch}")
+
+
+@pytest.mark.parametrize("page_size", [16, 0, 3])
+@pytest.mark.parametrize("given", [False, True], ids=["own workspace", "given workspace"])
+def test_both_are_right(given: bool, page_size: int, device: torch.device) -> None:
+    batch = serving_batch(MIXED, device, page_size=page_size)
+    options = {}
+    if given:
+        size = serving_attention(device).workspace_size(page_size or None)
+        options["workspace"] = torch.full((size,), 0xFF, dtype=torch.uint8, device=device)
+    wrapper = serving_attention(device, **options).plan(batch.qo_indptr, batch.kv_format)
+    assert len(wrapper.plans) == 2
+    assert all(plan.num_split_tiles > 0 for plan in wrapper.plans)
+    out = torch.full_like(batch.q, torch.nan)
+    lse = torch.full(out.shape[:2], torch.nan, device=device)
+    wrapper.run(batch.q, *batch.kv, out=out, lse=lse)
+    assert_right(batch, out, lse)
+    for _ in range(3):
+        again, again_lse = wrapper.run(batch.q, *batch.kv, return_lse=True)
+        assert torch.equal(again, out) and torch.equal(again_lse, lse)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(LINKS):
+            wrapper.run(batch.q, *batch.kv, out=again, lse=again_lse)
+    for _ in range(3):
+        again.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(again, out) and torch.equal(again_lse, lse)
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["stream", "graph"])
+def test_who_follows_waits_for_both(captured: bool, device: torch.device) -> None:
+    """The output is the queries of a launch that starts early, and its output theirs."""
+    batch = serving_batch(LONG_PREFILL, device)
+    both = serving_attention(device).plan(batch.qo_indptr, batch.kv_format)
+    one = serving_attention(device, schedule="hopper_tile").plan(batch.qo_indptr, batch.kv_format)
+    assert (len(both.plans), len(one.plans)) == (2, 1)
+    alone = [batch.q]
+    for link in range(LINKS):
+        alone.append((one if link % 2 else both).run(alone[-1], *batch.kv))
+        torch.cuda.synchronize()
+    assert all(out.isfinite().all() for out in alone)
+    chain = [batch.q, *(torch.empty_like(batch.q) for _ in range(LINKS))]
+
+    def run() -> None:
+        for link in range(LINKS):
+            (one if link % 2 else both).run(chain[link], *batch.kv, out=chain[link + 1])
+
+    run()
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+    for _ in range(3):
+        for out in chain[1:]:
+            out.fill_(torch.nan)
+        torch.cuda.synchronize()
+        graph.replay() if captured else run()
+        torch.cuda.synchronize()
+        for link, (got, want) in enumerate(zip(chain, alone, strict=True)):
+            assert torch.equal(got, want), f"link {link}"
+
+
+def test_the_plan_of_the_next_step(device: torch.device) -> None:
+    """Steps of one and of two launches in turn, planned while the last one still runs."""
+    wrapper = serving_attention(device)
+    batches = [serving_batch(r, device, seed=i) for i, r in enumerate((MIXED, DECODES, MIXED[:7]))]
+    want = []
+    for batch in batches:
+        wrapper.plan(batch.qo_indptr, batch.kv_format)
+        want.append(wrapper.run(batch.q, *batch.kv))
+        torch.cuda.synchronize()
+        assert_right(batch, want[-1])
+    for _ in range(5):
+        got = []
+        for batch in batches:
+            wrapper.plan(batch.qo_indptr, batch.kv_format)
+            got.append(wrapper.run(batch.q, *batch.kv))
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
