@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_attn.abi.plan import MAX_LISTED_ROUNDS
-from cute_attn.scheduler.batch import Int64Array
+from cute_attn.scheduler.each import Int64Array
 
 _LAST_ROUNDS = 4
 _BLOCK_BITS = 16  # of a sort key that holds a cost and a thread block
