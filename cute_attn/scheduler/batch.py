@@ -54,6 +54,7 @@ class RequestBatch:
     """
 
     __slots__ = (
+        "aligned",
         "kv_len",
         "kv_pos",
         "kv_start",
@@ -64,6 +65,8 @@ class RequestBatch:
         "table",
     )
 
+    aligned: bool
+    """The last query of each request is at the position of its last key."""
     table: Int64Array
     """(6, num_requests): all of them, in the order of a request record. The others are its rows."""
 
@@ -91,6 +94,7 @@ class RequestBatch:
             self.kv_pos.fill(0)
         else:
             self._fill("kv_pos", kv_pos)
+        self.aligned = q_pos is None
         if q_pos is None:
             np.subtract(self.kv_len, self.q_len, out=self.q_pos)
             if kv_pos is not None:

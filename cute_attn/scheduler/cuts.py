@@ -175,6 +175,7 @@ class Slots:
     Attributes:
         inner: (num_blocks + 1,) whether the cut lies inside a tile.
         leads: (num_blocks + 1,) whether it does as the first one in its tile.
+        moved: (num_blocks,) whether anything lies between the cut and the next one.
         slot: (num_blocks + 1,) slot of the piece after each cut, -1 for a cut between tiles.
         cut: first cut of each split tile.
         first: first slot of each split tile.
@@ -184,6 +185,7 @@ class Slots:
 
     inner: BoolArray
     leads: BoolArray
+    moved: BoolArray
     slot: Int64Array
     cut: Int64Array
     first: Int64Array
@@ -193,14 +195,16 @@ class Slots:
 
 def number_slots(cuts: Cuts) -> Slots:
     """Numbers the partial slots along the line."""
-    tile, block = cuts.tile, cuts.block
-    inner = block > 0
+    inner = cuts.block > 0
+    moved = cuts.cost[1:] > cuts.cost[:-1]
     leads = inner.copy()
-    leads[1:] &= (tile[1:] != tile[:-1]) | ~inner[:-1]
-    fresh = leads.copy()  # cuts at different places; blocks without a share repeat a cut
-    fresh[1:] |= inner[1:] & (block[1:] != block[:-1])
-    # The first cut in a tile makes two pieces, every further one makes one.
-    made = np.add.accumulate(fresh.view(np.int8) + leads.view(np.int8), dtype=np.int64)
+    leads[1:] &= (cuts.tile[1:] > cuts.tile[:-1]) | ~inner[:-1]
+    # Blocks without a share repeat a cut. The first cut in a tile makes two pieces, every further
+    # one makes one.
+    made = inner.astype(np.int64)
+    made[1:] *= moved
+    made += leads
+    np.add.accumulate(made, out=made)
     cut = leads.nonzero()[0]
     ends = made[cut]
     count = int(made[-1])
@@ -208,4 +212,4 @@ def number_slots(cuts: Cuts) -> Slots:
     if cut.size:
         np.subtract(ends[1:], ends[:-1], out=pieces[:-1])
         pieces[-1] = count - ends[-1] + 2
-    return Slots(inner, leads, made * inner - 1, cut, ends - 2, pieces, count)
+    return Slots(inner, leads, moved, made * inner - 1, cut, ends - 2, pieces, count)

@@ -212,7 +212,7 @@ def _hand_out(
         candidates.append(whole)
         num_whole, loads = rounds.prefix(tiles.size, share)
 
-    longest = most(runs.tile_cost)
+    longest = runs.largest(runs.tile_cost)
     piece = most(records.min_piece * records.block_cost) + item
     # Pieces of a tile get long enough if shares are; without tiles to split that is no matter.
     splittable = split and _is_splittable(records, runs)
@@ -241,7 +241,7 @@ def _hand_out(
 def _is_splittable(records: Records, runs: Runs) -> bool:
     """Whether a tile is long enough for two pieces."""
     if isinstance(records.min_piece, int):
-        return most(runs.blocks) >= 2 * records.min_piece
+        return runs.largest(runs.blocks) >= 2 * records.min_piece
     return bool((runs.blocks >= 2 * records.min_piece[runs.records]).any())
 
 
@@ -278,7 +278,7 @@ def _split_costs(records: Records, runs: Runs, cuts: Cuts, slots: Slots, item: i
     extra: Int64Array = slots.inner[:-1] * (pick(partial, slice(None, -1)) + item)
     # A piece with a cut at either end is one piece.
     extra += slots.leads[1:] * pick(partial, slice(1, None))
-    extra *= cuts.cost[1:] > cuts.cost[:-1]
+    extra *= slots.moved
     return extra
 
 
@@ -324,7 +324,7 @@ def _write(
     starts_at, splits_at, _, _, requests_at = _offsets(num_blocks)
     places_at = requests_at + len(REQUEST_FIELDS) * (n + 1)
     first_listed, listed = _listed_places(best, num_blocks)
-    buffer = np.zeros(layout.used_size(n, listed.shape[0]), np.int32)
+    buffer = np.zeros(places_at + (listed.size + 1) // 2, np.int32)
     values = {
         "num_requests": n,
         "num_tiles": runs.num_tiles,
@@ -350,10 +350,10 @@ def _write(
     _write_cuts(buffer, num_blocks, runs, cuts, slots)
 
     rows = buffer[requests_at:places_at].reshape(n + 1, len(REQUEST_FIELDS))
-    ends = running_sum(records.q_tiles * geometry.num_kv_heads, n)[1:]
+    ends = _tile_ends(records, runs, geometry)
     rows[:n, :6] = records.table.T
     rows[1:, 6] = ends
-    rows[:n, 7] = pack_meta(records.order, 0, records.section_heads)
+    rows[:n, 7] = records.order | pack_meta(0, 0, records.section_heads)
 
     tile = cuts.tile[:num_blocks]
     if best.num_whole:
@@ -378,6 +378,13 @@ def _write(
     )
 
 
+def _tile_ends(records: Records, runs: Runs, geometry: Geometry) -> Int64Array:
+    """(num_requests,) tiles up to the end of each record."""
+    if isinstance(runs.records, slice) and runs.blocks.size == records.count:
+        return runs.tile_begin[1:]
+    return running_sum(records.q_tiles * geometry.num_kv_heads, records.count)[1:]
+
+
 def _write_cuts(
     buffer: IntArray, num_blocks: int, runs: Runs, cuts: Cuts, slots: Slots | None
 ) -> None:
@@ -395,7 +402,9 @@ def _write_cuts(
     if slots.cut.size == 0:
         return
     # The split tile of each cut; before the first one any does.
-    of_cut = np.add.accumulate(slots.leads.view(np.int8), dtype=np.int64) - 1
+    of_cut = slots.leads.astype(np.int64)
+    of_cut[0] = -1
+    np.add.accumulate(of_cut, out=of_cut)
     rows[:, 4] = slots.first[of_cut] * slots.inner
     rows[:, 5] = slots.pieces[of_cut] * slots.inner
     splits = buffer[splits_at:cuts_at].reshape(num_blocks, len(SPLIT_FIELDS))[: slots.cut.size]

@@ -32,15 +32,22 @@ _RADIX_SORT = 256  # requests from which it is the faster one
 
 
 def visible_blocks(
-    geometry: Geometry, shift: Int64Array, kv_len: Int64Array, row: Each, row_end: Each
+    geometry: Geometry,
+    shift: Int64Array,
+    kv_len: Int64Array,
+    row: Each,
+    row_end: Each,
+    *,
+    see_last: bool = False,
 ) -> Int64Array:
     """KV blocks that tiles of packed query rows [row, row_end) have to visit.
 
-    The array form of `cute_attn.abi.kv_block_range`; `shift` is q_pos - kv_pos.
+    The array form of `cute_attn.abi.kv_block_range`; `shift` is q_pos - kv_pos. `see_last`: the
+    last row of each tile is known to be no earlier than the last key.
     """
     group, tile_kv = geometry.group, geometry.tile_kv
     high = kv_len
-    if geometry.window_right != UNBOUNDED:
+    if geometry.window_right != UNBOUNDED and not see_last:
         last = shift + ((row_end - 1) // group + (geometry.window_right + 1))
         high = np.maximum(np.minimum(last, kv_len), 0)
     blocks = (high + (tile_kv - 1)) // tile_kv
@@ -84,6 +91,11 @@ class Runs:
     num_tiles: int
     total_cost: int
 
+    def largest(self, values: Int64Array) -> int:
+        """The largest of `blocks` or `tile_cost`; there is one."""
+        # Where runs are records, both fall.
+        return int(values[0]) if isinstance(self.records, slice) else most(values)
+
     def records_of(self, run: Int64Array) -> Int64Array:
         """The records of some runs."""
         return run if isinstance(self.records, slice) else self.records[run]
@@ -116,7 +128,9 @@ def sort_requests(
         q_tiles = (packed + (tile_q - 1)) // tile_q
     last_row = at_least(q_tiles - 1, 0) * tile_q if most_q_tiles > 1 else 0
     shift = requests.q_pos - requests.kv_pos
-    blocks = visible_blocks(geometry, shift, requests.kv_len, last_row, packed)
+    blocks = visible_blocks(
+        geometry, shift, requests.kv_len, last_row, packed, see_last=requests.aligned
+    )
     block_cost = _block_cost(requests, geometry, cost, blocks, q_tiles, most_q_tiles)
     order = _falling(blocks, block_cost, q_tiles)
 
