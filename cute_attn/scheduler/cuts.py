@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cute_attn.scheduler.each import BoolArray, Each, Int64Array, pick, running_sum
+from cute_attn.scheduler.each import BoolArray, Int64Array, pick, running_sum
 from cute_attn.scheduler.tiles import Records, Runs
 
 _MOST_PIECES = 64
@@ -90,21 +90,20 @@ def cut_between_tiles(marks: Marks) -> Cuts:
     return Cuts(marks.tile + marks.past, np.zeros(cost.size, np.int64), marks.run, cost)
 
 
-def cut_anywhere(runs: Runs, marks: Marks, min_piece: Each, fixed: int, *, near: bool) -> Cuts:
+def cut_anywhere(records: Records, runs: Runs, marks: Marks, fixed: int, *, near: bool) -> Cuts:
     """Cuts inside tiles, but leaves no piece too short.
 
     Args:
-        runs: all tiles.
+        records, runs: all requests and tiles.
         marks: ideal cuts.
-        min_piece: least KV blocks of a piece, by record.
         fixed: cost of a tile beside its KV blocks.
         near: a cut too close to a tile boundary goes to the nearer of the boundary and `min_piece`
             away from it; only sound if every share is at least twice the longest `min_piece`.
             Otherwise it goes to the boundary.
     """
-    blocks, block_cost = runs.blocks[marks.run], pick(runs.block_cost, marks.run)
+    blocks, block_cost = runs.blocks[marks.run], runs.of_records(records.block_cost, marks.run)
     at = (marks.rest + (block_cost // 2 - fixed)) // block_cost  # nearest; negative: in `fixed`
-    piece = runs.of_records(min_piece, marks.run)
+    piece = runs.of_records(records.min_piece, marks.run)
     margin = (piece + 1) // 2 if near else piece
     last = blocks - piece
     long = last >= piece
@@ -132,7 +131,8 @@ def cut_evenly(records: Records, runs: Runs, num_blocks: int) -> Cuts | None:
     """
     if 2 * runs.num_tiles > num_blocks:
         return None
-    blocks, heads, block_cost = runs.blocks, runs.heads, runs.block_cost
+    blocks, heads = runs.blocks, runs.heads
+    block_cost = pick(records.block_cost, runs.records)
     loop = blocks * block_cost
     fixed = runs.tile_cost - loop
     dearest = int(loop.max())

@@ -199,7 +199,7 @@ def _hand_out(
     num_whole, rounds, loads = 0, None, None
     if records.most_q_tiles > 1:
         share = -(-runs.total_cost // num_blocks)
-        tiles = runs.tile_cost.repeat(runs.heads)
+        tiles = runs.tile_costs()
         rounds = hand_out_rounds(tiles, num_blocks)
         whole = _all_whole(runs, rounds)
         slack = share // 512
@@ -226,7 +226,7 @@ def _hand_out(
     marks = mark_line(runs, begin_cost, shared)
     splits = []
     if splittable:
-        cuts = cut_anywhere(runs, marks, records.min_piece, item, near=smallest >= 2 * piece)
+        cuts = cut_anywhere(records, runs, marks, item, near=smallest >= 2 * piece)
         splits.append(_split(records, runs, cuts, item, cost, loads, num_whole, rounds))
         even = cut_evenly(records, runs, num_blocks) if rounds is not None else None
         if even is not None:
@@ -242,7 +242,9 @@ def _is_splittable(records: Records, runs: Runs) -> bool:
     """Whether a tile is long enough for two pieces."""
     if isinstance(records.min_piece, int):
         return runs.largest(runs.blocks) >= 2 * records.min_piece
-    return bool((runs.blocks >= 2 * records.min_piece[runs.records]).any())
+    # The tile with the last query rows is mostly the longest: one look at each request will do.
+    some = (records.last_blocks >= 2 * records.min_piece) & (records.q_tiles > 0)
+    return bool(some.any() or (runs.blocks >= 2 * records.min_piece[runs.records]).any())
 
 
 def _split(
@@ -284,7 +286,7 @@ def _split_costs(records: Records, runs: Runs, cuts: Cuts, slots: Slots, item: i
 
 def _all_whole(runs: Runs, rounds: Rounds) -> _Candidate:
     """All tiles in rounds; every cut lies at the end of the line."""
-    loads = rounds.after(rounds.most.size)
+    loads = rounds.after(rounds.count)
     size = loads.size + 1
     run = np.full(size, runs.blocks.size - 1)
     end = np.full(size, runs.num_tiles)

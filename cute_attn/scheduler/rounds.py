@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_attn.abi.plan import MAX_LISTED_ROUNDS
-from cute_attn.scheduler.each import Int64Array
+from cute_attn.scheduler.each import Int64Array, most
 
 _LAST_ROUNDS = 4
 _BLOCK_BITS = 16  # of a sort key that holds a cost and a thread block
@@ -27,36 +27,43 @@ class Rounds:
 
     Attributes:
         costs: (rounds * num_blocks,) cost of each tile in plan order, padded by zeros.
-        most: (rounds,) cost of the busiest block after each round.
-        snake_loads: (first_listed, num_blocks) cost of each block after each round in snake order.
+        first_listed: rounds from this one on are in no order that the kernels know.
+        before: (num_blocks,) cost of each block before the first listed round.
         takers: (listed rounds, num_blocks) thread blocks of each round, by cost.
         loads: (listed rounds, num_blocks) cost of `takers` after the round.
         tiles: (listed rounds, num_blocks) tile of each taker, from the first listed round's first.
     """
 
     costs: Int64Array
-    most: Int64Array
-    snake_loads: Int64Array
+    first_listed: int
+    before: Int64Array
     takers: Int64Array
     loads: Int64Array
     tiles: Int64Array
 
     @property
-    def first_listed(self) -> int:
-        """Rounds from this one on are in no order that the kernels know."""
-        return int(self.snake_loads.shape[0])
+    def count(self) -> int:
+        return self.first_listed + int(self.takers.shape[0])
 
     def after(self, count: int) -> Int64Array:
         """(num_blocks,) cost of each block after `count` rounds."""
-        if count == 0:
-            return np.zeros(self.takers.shape[1], np.int64)
-        if count <= self.first_listed:
-            return np.array(self.snake_loads[count - 1])
-        loads = np.empty(self.takers.shape[1], np.int64)
-        loads[self.takers[count - 1 - self.first_listed]] = self.loads[
-            count - 1 - self.first_listed
-        ]
+        listed = count - self.first_listed
+        if listed < 0:
+            return _snake_loads(self.costs.reshape(-1, self.before.size)[:count])
+        if listed == 0:
+            return self.before.copy()
+        loads = np.empty_like(self.before)
+        loads[self.takers[listed - 1]] = self.loads[listed - 1]
         return loads
+
+    def within(self, share: int) -> int:
+        """The most rounds that keep every block within `share`."""
+        if most(self.before) > share:
+            table = self.costs.reshape(-1, self.before.size)[: self.first_listed].copy()
+            table[1::2] = table[1::2, ::-1].copy()
+            busiest = table.cumsum(axis=0).max(axis=1)
+            return int(busiest.searchsorted(share, "right"))
+        return self.first_listed + int(self.loads.max(axis=1).searchsorted(share, "right"))
 
     def places(self, count: int) -> Int64Array:
         """(listed rounds, num_blocks) tile of each block in the listed ones of `count` rounds."""
@@ -72,7 +79,7 @@ class Rounds:
         `share`.
         """
         num_blocks = self.takers.shape[1]
-        full = int(np.searchsorted(self.most, share, side="right"))
+        full = self.within(share)
         loads = self.after(full)
         begin = full * num_blocks
         rest = self.costs[begin : min(begin + num_blocks, num_tiles)]
@@ -102,26 +109,27 @@ def hand_out_rounds(tiles: Int64Array, num_blocks: int) -> Rounds:
     listable = (
         rounds > 1
         and num_blocks * MAX_LISTED_ROUNDS <= 1 << _BLOCK_BITS
-        and int(tiles.max()) > int(tiles.min())
-        and int(tiles.max()) < _MOST_COST // rounds
+        and (longest := int(tiles.max())) > int(tiles.min())
+        and longest < _MOST_COST // rounds
     )
     first = max(0, rounds - MAX_LISTED_ROUNDS) if listable else rounds
     table = costs.reshape(rounds, num_blocks)
-    snake = table[:first].copy()
-    snake[1::2] = snake[1::2, ::-1].copy()
-    snake.cumsum(axis=0, out=snake)
-    most = snake.max(axis=1)
+    before = _snake_loads(table[:first])
     if not listable:
         none = np.zeros((0, num_blocks), np.int64)
-        return Rounds(costs, most, snake, none, none, none)
+        return Rounds(costs, first, before, none, none, none)
     listed = table[first:]
     order = (-listed).argsort(axis=1, kind="stable")
     order += np.arange(0, listed.size, num_blocks)[:, None]
-    takers, loads = _longest_to_least(
-        listed.reshape(-1)[order], snake[-1] if first else np.zeros(num_blocks, np.int64)
-    )
-    most = np.concatenate((most, loads.max(axis=1)))
-    return Rounds(costs, most, snake, takers, loads, order)
+    takers, loads = _longest_to_least(listed.reshape(-1)[order], before)
+    return Rounds(costs, first, before, takers, loads, order)
+
+
+def _snake_loads(table: Int64Array) -> Int64Array:
+    """(num_blocks,) sums of (rounds, num_blocks) costs, every other row from right to left."""
+    loads: Int64Array = table[::2].sum(axis=0)
+    loads += table[1::2].sum(axis=0)[::-1]
+    return loads
 
 
 def sort_last_rounds(rounds: Rounds) -> Rounds:
@@ -138,8 +146,8 @@ def sort_last_rounds(rounds: Rounds) -> Rounds:
     takers, loads = _longest_to_least(costs[order], rounds.after(rounds.first_listed + keep))
     return Rounds(
         rounds.costs,
-        np.concatenate((rounds.most[: rounds.first_listed + keep], loads.max(axis=1))),
-        rounds.snake_loads,
+        rounds.first_listed,
+        rounds.before,
         np.concatenate((rounds.takers[:keep], takers)),
         np.concatenate((rounds.loads[:keep], loads)),
         np.concatenate((rounds.tiles[:keep], order + keep * num_blocks)),

@@ -84,12 +84,16 @@ class Runs:
     records: Int64Array | slice  # a slice: run i is all of record i
     heads: Each  # tiles in the run
     blocks: Int64Array  # KV blocks of each of its tiles
-    block_cost: Each
     tile_cost: Int64Array
     tile_begin: Int64Array  # prefix sum of tiles
     cost_begin: Int64Array  # prefix sum of cost
     num_tiles: int
     total_cost: int
+
+    def tile_costs(self) -> Int64Array:
+        """(num_tiles,) cost of each tile."""
+        one = isinstance(self.heads, int) and self.heads == 1
+        return self.tile_cost if one else self.tile_cost.repeat(self.heads)
 
     def largest(self, values: Int64Array) -> int:
         """The largest of `blocks` or `tile_cost`; there is one."""
@@ -200,32 +204,33 @@ def _falling(blocks: Int64Array, block_cost: Each, q_tiles: Each) -> Int64Array:
 
 def make_runs(records: Records, geometry: Geometry, cost: CostModel) -> Runs:
     """Runs of all records: sections of KV heads; in a section the last query tile first."""
-    num_heads, q_tiles = geometry.num_kv_heads, records.q_tiles
+    num_heads, q_tiles, item = geometry.num_kv_heads, records.q_tiles, cost.item(geometry)
     owner: Int64Array | slice
     heads: Each = num_heads
     if records.most_q_tiles <= 1 and num_heads <= MAX_SECTION_HEADS:
         # One run per request that has queries; those without are last.
         count = records.count if isinstance(q_tiles, int) else int(np.count_nonzero(q_tiles))
         owner = slice(count)
-        blocks, block_cost = records.last_blocks[:count], records.block_cost
+        blocks = records.last_blocks[:count]
+        tile_cost = blocks * records.block_cost + item
     else:
         section_heads = spread(records.section_heads, records.count)
         sections = (section_heads + (num_heads - 1)) // section_heads
         owner = np.arange(records.count).repeat(q_tiles * sections)
-        block_cost = pick(records.block_cost, owner)
         q_tiles = spread(q_tiles, records.count)
         blocks = _blocks_of_tiles(records, q_tiles, geometry)
+        block_cost = spread(records.block_cost, records.count)
+        tile_cost = blocks * block_cost.repeat(q_tiles) + item
         if most(sections) > 1:
             source, heads = _repeat_sections(q_tiles, sections, section_heads, num_heads)
-            blocks = blocks[source]
-    tile_cost = blocks * block_cost + cost.item(geometry)
+            blocks, tile_cost = blocks[source], tile_cost[source]
     tile_begin = running_sum(heads, blocks.size)
-    cost_begin = running_sum(heads * tile_cost, blocks.size)
+    run_cost = tile_cost if isinstance(heads, int) and heads == 1 else heads * tile_cost
+    cost_begin = running_sum(run_cost, blocks.size)
     return Runs(
         owner,
         heads,
         blocks,
-        block_cost,
         tile_cost,
         tile_begin,
         cost_begin,
@@ -251,7 +256,7 @@ def _blocks_of_tiles(records: Records, q_tiles: Int64Array, geometry: Geometry) 
 
 def _repeat_sections(
     q_tiles: Int64Array, sections: Int64Array, section_heads: Int64Array, num_heads: int
-) -> tuple[Int64Array, Int64Array]:
+) -> tuple[Int64Array, Each]:
     """(index of its query tile, heads) of every run: each record's tiles once per section."""
     pair_record = np.arange(sections.size).repeat(sections)
     section = np.arange(pair_record.size) - (sections.cumsum() - sections)[pair_record]
@@ -262,4 +267,5 @@ def _repeat_sections(
     begin: Int64Array = np.cumsum(runs) - runs
     source: Int64Array = (first - begin).repeat(runs)
     source += np.arange(source.size)
-    return source, pair_heads.repeat(runs)
+    alike = pair_heads.size and int(pair_heads.min()) == int(pair_heads.max())
+    return source, int(pair_heads[0]) if alike else pair_heads.repeat(runs)
