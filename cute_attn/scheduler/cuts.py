@@ -81,7 +81,7 @@ def mark_line(runs: Runs, begin_cost: int, shared: Int64Array) -> Marks:
     # The very end is the end of the last run's last tile: `local` is then the run's `heads`.
     local, rest = np.divmod(position - runs.cost_begin[run], tile_cost)
     past = rest + rest >= tile_cost
-    return Marks(run, runs.tile_begin[run] + local, position - rest, rest, tile_cost, past)
+    return Marks(run, runs.tiles_before(run) + local, position - rest, rest, tile_cost, past)
 
 
 def cut_between_tiles(marks: Marks) -> Cuts:
@@ -163,7 +163,7 @@ def cut_evenly(records: Records, runs: Runs, num_blocks: int) -> Cuts | None:
     end = (runs.num_tiles, 0, per_run.size - 1, runs.total_cost)
     tile, at, run, cost = (
         np.concatenate((begins, np.full(unused, value)))
-        for begins, value in zip((runs.tile_begin[run] + local, at, run, cost), end, strict=True)
+        for begins, value in zip((runs.tiles_before(run) + local, at, run, cost), end, strict=True)
     )
     return Cuts(tile, at, run, cost)
 

@@ -199,8 +199,7 @@ def _hand_out(
     num_whole, rounds, loads = 0, None, None
     if records.most_q_tiles > 1:
         share = -(-runs.total_cost // num_blocks)
-        tiles = runs.tile_costs()
-        rounds = hand_out_rounds(tiles, num_blocks)
+        rounds = hand_out_rounds(runs.tile_costs(), num_blocks)
         whole = _all_whole(runs, rounds)
         slack = share // 512
         if whole.finish > share + slack and rounds.tiles.size:
@@ -210,7 +209,7 @@ def _hand_out(
         if whole.finish <= share + max(slack, item + cost.merge_ns):
             return whole
         candidates.append(whole)
-        num_whole, loads = rounds.prefix(tiles.size, share)
+        num_whole, loads = rounds.prefix(share)
 
     longest = runs.largest(runs.tile_cost)
     piece = most(records.min_piece * records.block_cost) + item
@@ -352,7 +351,7 @@ def _write(
     _write_cuts(buffer, num_blocks, runs, cuts, slots)
 
     rows = buffer[requests_at:places_at].reshape(n + 1, len(REQUEST_FIELDS))
-    ends = _tile_ends(records, runs, geometry)
+    ends = running_sum(records.q_tiles * geometry.num_kv_heads, n)[1:]
     rows[:n, :6] = records.table.T
     rows[1:, 6] = ends
     rows[:n, 7] = records.order | pack_meta(0, 0, records.section_heads)
@@ -378,13 +377,6 @@ def _write(
         block_costs=best.costs,
         merge_cost=best.merge,
     )
-
-
-def _tile_ends(records: Records, runs: Runs, geometry: Geometry) -> Int64Array:
-    """(num_requests,) tiles up to the end of each record."""
-    if isinstance(runs.records, slice) and runs.blocks.size == records.count:
-        return runs.tile_begin[1:]
-    return running_sum(records.q_tiles * geometry.num_kv_heads, records.count)[1:]
 
 
 def _write_cuts(

@@ -26,7 +26,7 @@ class Rounds:
     """Whole tiles, handed out in rounds.
 
     Attributes:
-        costs: (rounds * num_blocks,) cost of each tile in plan order, padded by zeros.
+        costs: (num_tiles,) cost of each tile in plan order.
         first_listed: rounds from this one on are in no order that the kernels know.
         before: (num_blocks,) cost of each block before the first listed round.
         takers: (listed rounds, num_blocks) thread blocks of each round, by cost.
@@ -49,7 +49,7 @@ class Rounds:
         """(num_blocks,) cost of each block after `count` rounds."""
         listed = count - self.first_listed
         if listed < 0:
-            return _snake_loads(self.costs.reshape(-1, self.before.size)[:count])
+            return _snake_loads(_by_round(self.costs[: count * self.before.size], self.before.size))
         if listed == 0:
             return self.before.copy()
         loads = np.empty_like(self.before)
@@ -59,7 +59,8 @@ class Rounds:
     def within(self, share: int) -> int:
         """The most rounds that keep every block within `share`."""
         if most(self.before) > share:
-            table = self.costs.reshape(-1, self.before.size)[: self.first_listed].copy()
+            num_blocks = self.before.size
+            table = _by_round(self.costs[: self.first_listed * num_blocks], num_blocks).copy()
             table[1::2] = table[1::2, ::-1].copy()
             busiest = table.cumsum(axis=0).max(axis=1)
             return int(busiest.searchsorted(share, "right"))
@@ -72,7 +73,7 @@ class Rounds:
         np.put_along_axis(places, self.takers[:listed], self.tiles[:listed], axis=1)
         return places
 
-    def prefix(self, num_tiles: int, share: int) -> tuple[int, Int64Array]:
+    def prefix(self, share: int) -> tuple[int, Int64Array]:
         """How many tiles go out whole, and the cost each block then has.
 
         The largest number of full rounds, then of single tiles, that keep every block within
@@ -82,9 +83,9 @@ class Rounds:
         full = self.within(share)
         loads = self.after(full)
         begin = full * num_blocks
-        rest = self.costs[begin : min(begin + num_blocks, num_tiles)]
+        rest = self.costs[begin : begin + num_blocks]
         if rest.size == 0:
-            return num_tiles, loads
+            return self.costs.size, loads
         listed = full - self.first_listed
         if listed >= 0:
             block = self.takers[listed][self.tiles[listed].argsort()][: rest.size]
@@ -104,8 +105,6 @@ def hand_out_rounds(tiles: Int64Array, num_blocks: int) -> Rounds:
         num_blocks: thread blocks.
     """
     rounds = -(-tiles.size // num_blocks)
-    costs = np.zeros(rounds * num_blocks, np.int64)
-    costs[: tiles.size] = tiles
     listable = (
         rounds > 1
         and num_blocks * MAX_LISTED_ROUNDS <= 1 << _BLOCK_BITS
@@ -113,16 +112,25 @@ def hand_out_rounds(tiles: Int64Array, num_blocks: int) -> Rounds:
         and longest < _MOST_COST // rounds
     )
     first = max(0, rounds - MAX_LISTED_ROUNDS) if listable else rounds
-    table = costs.reshape(rounds, num_blocks)
-    before = _snake_loads(table[:first])
+    before = _snake_loads(_by_round(tiles[: first * num_blocks], num_blocks))
     if not listable:
         none = np.zeros((0, num_blocks), np.int64)
-        return Rounds(costs, first, before, none, none, none)
-    listed = table[first:]
+        return Rounds(tiles, first, before, none, none, none)
+    listed = _by_round(tiles[first * num_blocks :], num_blocks)
     order = (-listed).argsort(axis=1, kind="stable")
     order += np.arange(0, listed.size, num_blocks)[:, None]
     takers, loads = _longest_to_least(listed.reshape(-1)[order], before)
-    return Rounds(costs, first, before, takers, loads, order)
+    return Rounds(tiles, first, before, takers, loads, order)
+
+
+def _by_round(tiles: Int64Array, num_blocks: int) -> Int64Array:
+    """(rounds, num_blocks) costs of neighbouring tiles, padded by zeros."""
+    rounds = -(-tiles.size // num_blocks)
+    if tiles.size < rounds * num_blocks:
+        padded = np.zeros(rounds * num_blocks, np.int64)
+        padded[: tiles.size] = tiles
+        tiles = padded
+    return tiles.reshape(rounds, num_blocks)
 
 
 def _snake_loads(table: Int64Array) -> Int64Array:
@@ -141,7 +149,7 @@ def sort_last_rounds(rounds: Rounds) -> Rounds:
     listed, num_blocks = rounds.tiles.shape
     keep = max(listed - _LAST_ROUNDS, 0)
     begin = (rounds.first_listed + keep) * num_blocks
-    costs = rounds.costs[begin:]
+    costs = _by_round(rounds.costs[begin:], num_blocks).reshape(-1)
     order = (-costs).argsort(kind="stable").reshape(-1, num_blocks)
     takers, loads = _longest_to_least(costs[order], rounds.after(rounds.first_listed + keep))
     return Rounds(

@@ -25,6 +25,7 @@ from cute_attn.scheduler.each import (
     pick,
     running_sum,
     spread,
+    total,
 )
 
 _MIN_PIECE_KEYS = 128
@@ -85,10 +86,14 @@ class Runs:
     heads: Each  # tiles in the run
     blocks: Int64Array  # KV blocks of each of its tiles
     tile_cost: Int64Array
-    tile_begin: Int64Array  # prefix sum of tiles
+    tile_begin: Int64Array | None  # prefix sum of tiles; None where all runs have as many
     cost_begin: Int64Array  # prefix sum of cost
     num_tiles: int
     total_cost: int
+
+    def tiles_before(self, run: Int64Array) -> Int64Array:
+        """Tiles before some runs."""
+        return run * self.heads if self.tile_begin is None else self.tile_begin[run]
 
     def tile_costs(self) -> Int64Array:
         """(num_tiles,) cost of each tile."""
@@ -224,7 +229,7 @@ def make_runs(records: Records, geometry: Geometry, cost: CostModel) -> Runs:
         if most(sections) > 1:
             source, heads = _repeat_sections(q_tiles, sections, section_heads, num_heads)
             blocks, tile_cost = blocks[source], tile_cost[source]
-    tile_begin = running_sum(heads, blocks.size)
+    tile_begin = None if isinstance(heads, int) else running_sum(heads, blocks.size)
     run_cost = tile_cost if isinstance(heads, int) and heads == 1 else heads * tile_cost
     cost_begin = running_sum(run_cost, blocks.size)
     return Runs(
@@ -234,7 +239,7 @@ def make_runs(records: Records, geometry: Geometry, cost: CostModel) -> Runs:
         tile_cost,
         tile_begin,
         cost_begin,
-        num_tiles=int(tile_begin[-1]),
+        num_tiles=total(heads, blocks.size),
         total_cost=int(cost_begin[-1]),
     )
 
