@@ -68,10 +68,11 @@ class Rounds:
 
     def places(self, count: int) -> Int64Array:
         """(listed rounds, num_blocks) tile of each block in the listed ones of `count` rounds."""
-        listed = max(count - self.first_listed, 0)
-        places = np.empty((listed, self.takers.shape[1]), np.int64)
-        np.put_along_axis(places, self.takers[:listed], self.tiles[:listed], axis=1)
-        return places
+        takers = self.takers[: max(count - self.first_listed, 0)]
+        places = np.empty(takers.size, np.int64)
+        rows = np.arange(0, takers.size, takers.shape[1])
+        places[takers + rows[:, None]] = self.tiles[: rows.size]
+        return places.reshape(takers.shape)
 
     def prefix(self, share: int) -> tuple[int, Int64Array]:
         """How many tiles go out whole, and the cost each block then has.

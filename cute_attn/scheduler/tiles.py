@@ -185,13 +185,14 @@ def _block_cost(
     if most_q_tiles <= 1:
         return cost.block(geometry, 1)
     read_block = None
-    if np.any(q_tiles == 1):
+    if np.count_nonzero(q_tiles == 1):
         # Between the first and the last query tile the visible range grows evenly.
         shift, row_end = requests.q_pos - requests.kv_pos, requests.q_len * geometry.group
         row_end = np.minimum(row_end, geometry.tile_q)
         first = visible_blocks(geometry, shift, requests.kv_len, 0, row_end)
-        computed = int((q_tiles * (first + blocks))[q_tiles > 1].sum()) // 2
-        read_block = cost.read_block_in_step(geometry, int(blocks.sum()), computed)
+        tall = q_tiles * (q_tiles > 1)
+        computed = int(tall @ (first + blocks)) // 2
+        read_block = cost.read_block_in_step(geometry, total(blocks, blocks.size), computed)
     return cost.block(geometry, q_tiles, read_block)
 
 
