@@ -60,6 +60,8 @@ def share_line(loads: Int64Array, line_cost: int, min_share: int) -> tuple[Int64
 
 def share_line_equally(num_blocks: int, line_cost: int, min_share: int) -> tuple[Int64Array, int]:
     """`share_line` for blocks without a load and a line that is not empty."""
+    if line_cost >= 1 << 46:  # the multiples below may not fit
+        return share_line(np.zeros(num_blocks, np.int64), line_cost, min_share)
     joined = num_blocks
     if min_share > 1:  # the most blocks whose share, rounded up, is that much
         joined = max(1, min(num_blocks, (line_cost - 1) // (min_share - 1)))

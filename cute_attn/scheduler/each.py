@@ -19,39 +19,39 @@ Each: TypeAlias = Int64Array | int
 
 def pick(values: Each, index: Int64Array | slice) -> Each:
     """The values at `index`."""
-    return values if isinstance(values, int) else values[index]
+    return values[index] if isinstance(values, np.ndarray) else values
 
 
 def spread(values: Each, count: int) -> Int64Array:
     """(count,) the values as an array."""
-    return np.full(count, values) if isinstance(values, int) else values
+    return values if isinstance(values, np.ndarray) else np.full(count, values)
 
 
 def most(values: Each) -> int:
     """The largest value; 0 if there is none."""
-    if isinstance(values, int):
-        return values
-    return int(np.maximum.reduce(values)) if values.size else 0
+    if isinstance(values, np.ndarray):
+        return int(np.maximum.reduce(values)) if values.size else 0
+    return int(values)
 
 
 def total(values: Each, count: int) -> int:
     """The sum of `count` values."""
-    return values * count if isinstance(values, int) else int(np.add.reduce(values))
+    return int(np.add.reduce(values) if isinstance(values, np.ndarray) else values * count)
 
 
 def at_least(values: Each, least: int) -> Each:
     """The larger of each value and `least`."""
-    return max(values, least) if isinstance(values, int) else np.maximum(values, least)
+    return np.maximum(values, least) if isinstance(values, np.ndarray) else max(values, least)
 
 
 def at_most(values: Each, limit: int) -> Each:
     """The smaller of each value and `limit`."""
-    return min(values, limit) if isinstance(values, int) else np.minimum(values, limit)
+    return np.minimum(values, limit) if isinstance(values, np.ndarray) else min(values, limit)
 
 
 def running_sum(values: Each, count: int) -> Int64Array:
     """(count + 1,) sums of the first 0, 1, ... count values."""
-    if isinstance(values, int):
+    if not isinstance(values, np.ndarray):
         return np.arange(count + 1) * values
     sums = np.empty(count + 1, np.int64)
     sums[0] = 0

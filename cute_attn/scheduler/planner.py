@@ -22,7 +22,7 @@ iterated to convergence: equal input gives an equal plan, to the bit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -49,12 +49,12 @@ from cute_attn.scheduler.cuts import (
     cut_between_tiles,
     cut_evenly,
     mark_line,
-    number_slots,
     share_line,
     share_line_equally,
 )
-from cute_attn.scheduler.each import Int64Array, most, pick, running_sum, total
-from cute_attn.scheduler.rounds import Rounds, hand_out_rounds, sort_last_rounds
+from cute_attn.scheduler.each import Int64Array, most, running_sum, total
+from cute_attn.scheduler.pricing import Candidate, line_costs, price_split, price_whole
+from cute_attn.scheduler.rounds import hand_out_rounds, sort_last_rounds
 from cute_attn.scheduler.tiles import Records, Runs, make_runs, sort_requests
 from cute_attn.scheduler.workspace import max_slots
 
@@ -103,22 +103,6 @@ class Plan:
     def predicted_us(self) -> float:
         """Time by the cost model: the busiest block, then the merge. See also `simulate`."""
         return (int(self.block_costs.max()) + self.merge_cost) / 1000
-
-
-@dataclass
-class _Candidate:
-    """One way to hand out the tiles."""
-
-    num_whole: int
-    cuts: Cuts
-    costs: Int64Array
-    merge: int = 0
-    rounds: Rounds | None = None
-    slots: Slots | None = None  # None: no tile is split
-    finish: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.finish = most(self.costs) + self.merge
 
 
 def plan_batch(
@@ -187,23 +171,23 @@ def _check_counts(requests: RequestBatch, records: Records, geometry: Geometry) 
 
 def _hand_out(
     records: Records, runs: Runs, num_blocks: int, item: int, cost: CostModel, *, split: bool
-) -> _Candidate:
+) -> Candidate:
     """The cheapest way to hand out the tiles; of equals the one with fewer splits.
 
     `item`: fixed cost of an item.
     """
     if runs.num_tiles == 0:
         none = np.zeros(num_blocks + 1, np.int64)
-        return _Candidate(0, Cuts(none, none, none, none), none[1:])
+        return Candidate(0, Cuts(none, none, none, none), none[1:])
     candidates = []
     num_whole, rounds, loads = 0, None, None
     if records.most_q_tiles > 1:
         share = -(-runs.total_cost // num_blocks)
         rounds = hand_out_rounds(runs.tile_costs(), num_blocks)
-        whole = _all_whole(runs, rounds)
+        whole = price_whole(runs, rounds)
         slack = share // 512
         if whole.finish > share + slack and rounds.tiles.size:
-            sorted_end = _all_whole(runs, sort_last_rounds(rounds))
+            sorted_end = price_whole(runs, sort_last_rounds(rounds))
             whole = min(whole, sorted_end, key=lambda candidate: candidate.finish)
         # No split plan does better than one more item per block and a merge.
         if whole.finish <= share + max(slack, item + cost.merge_ns):
@@ -226,73 +210,27 @@ def _hand_out(
     splits = []
     if splittable:
         cuts = cut_anywhere(records, runs, marks, item, near=smallest >= 2 * piece)
-        splits.append(_split(records, runs, cuts, item, cost, loads, num_whole, rounds))
+        splits.append(price_split(records, runs, cuts, item, cost, loads, num_whole, rounds))
         even = cut_evenly(records, runs, num_blocks) if rounds is not None else None
         if even is not None:
-            splits.append(_split(records, runs, even, item, cost))
+            splits.append(price_split(records, runs, even, item, cost))
     # With all tiles on the line, cut between them, a block has the longest tile.
     if num_whole or not splits or splits[0].finish >= longest:
         cuts = cut_between_tiles(marks)
-        candidates.append(_Candidate(num_whole, cuts, _costs(cuts, loads), rounds=rounds))
+        candidates.append(Candidate(num_whole, cuts, line_costs(cuts, loads), rounds=rounds))
     return min(candidates + splits, key=lambda candidate: candidate.finish)
 
 
 def _is_splittable(records: Records, runs: Runs) -> bool:
     """Whether a tile is long enough for two pieces."""
-    if isinstance(records.min_piece, int):
+    if not isinstance(records.min_piece, np.ndarray):
         return runs.largest(runs.blocks) >= 2 * records.min_piece
     # The tile with the last query rows is mostly the longest: one look at each request will do.
     some = (records.last_blocks >= 2 * records.min_piece) & (records.q_tiles > 0)
     return bool(some.any() or (runs.blocks >= 2 * records.min_piece[runs.records]).any())
 
 
-def _split(
-    records: Records,
-    runs: Runs,
-    cuts: Cuts,
-    item: int,
-    cost: CostModel,
-    loads: Int64Array | None = None,
-    num_whole: int = 0,
-    rounds: Rounds | None = None,
-) -> _Candidate:
-    """The candidate that cuts inside tiles make; `loads`: cost of each block's whole tiles."""
-    slots = number_slots(cuts)
-    costs = _costs(cuts, loads)
-    merge = 0
-    if slots.cut.size:
-        costs += _split_costs(records, runs, cuts, slots, item)
-        merge_cost = runs.of_records(records.merge_cost, cuts.run[slots.cut])
-        merge = cost.merge_ns + most(slots.pieces * merge_cost)  # the tile with the most to read
-    return _Candidate(num_whole, cuts, costs, merge, rounds, slots)
-
-
-def _costs(cuts: Cuts, loads: Int64Array | None) -> Int64Array:
-    """Cost of each block but for what cuts inside tiles add."""
-    line: Int64Array = cuts.cost[1:] - cuts.cost[:-1]
-    return line if loads is None else line + loads
-
-
-def _split_costs(records: Records, runs: Runs, cuts: Cuts, slots: Slots, item: int) -> Int64Array:
-    """What the cuts add to each block: a partial result per piece, queries loaded once more."""
-    partial = runs.of_records(records.partial_cost, cuts.run)
-    extra: Int64Array = slots.inner[:-1] * (pick(partial, slice(None, -1)) + item)
-    # A piece with a cut at either end is one piece.
-    extra += slots.leads[1:] * pick(partial, slice(1, None))
-    extra *= slots.moved
-    return extra
-
-
-def _all_whole(runs: Runs, rounds: Rounds) -> _Candidate:
-    """All tiles in rounds; every cut lies at the end of the line."""
-    loads = rounds.after(rounds.count)
-    size = loads.size + 1
-    run = np.full(size, runs.blocks.size - 1)
-    end = np.full(size, runs.num_tiles)
-    return _Candidate(runs.num_tiles, Cuts(end, np.zeros_like(end), run, end), loads, 0, rounds)
-
-
-def _listed_places(best: _Candidate, num_blocks: int) -> tuple[int, Int64Array]:
+def _listed_places(best: Candidate, num_blocks: int) -> tuple[int, Int64Array]:
     """The first listed round; (listed rounds, num_blocks) places, counted from its first tile."""
     if best.rounds is not None and best.rounds.tiles.size:
         listed = best.rounds.places(-(-best.num_whole // num_blocks))
@@ -315,7 +253,7 @@ _START_SOURCES = [
 
 
 def _write(
-    records: Records, runs: Runs, geometry: Geometry, best: _Candidate, layout: PlanLayout
+    records: Records, runs: Runs, geometry: Geometry, best: Candidate, layout: PlanLayout
 ) -> Plan:
     """Fills the buffer."""
     n, num_blocks = records.count, layout.num_blocks

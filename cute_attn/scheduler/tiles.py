@@ -97,7 +97,7 @@ class Runs:
 
     def tile_costs(self) -> Int64Array:
         """(num_tiles,) cost of each tile."""
-        one = isinstance(self.heads, int) and self.heads == 1
+        one = not isinstance(self.heads, np.ndarray) and self.heads == 1
         return self.tile_cost if one else self.tile_cost.repeat(self.heads)
 
     def largest(self, values: Int64Array) -> int:
@@ -111,7 +111,7 @@ class Runs:
 
     def of_records(self, values: Each, run: Int64Array) -> Each:
         """Values of the records of some runs."""
-        return values if isinstance(values, int) else values[self.records_of(run)]
+        return values[self.records_of(run)] if isinstance(values, np.ndarray) else values
 
 
 def sort_requests(
@@ -198,8 +198,8 @@ def _block_cost(
 
 def _falling(blocks: Int64Array, block_cost: Each, q_tiles: Each) -> Int64Array:
     """Order of requests by the cost of their last tile, falling; those without tiles last."""
-    cost = blocks if isinstance(block_cost, int) else blocks * block_cost
-    if not isinstance(q_tiles, int):
+    cost = blocks * block_cost if isinstance(block_cost, np.ndarray) else blocks
+    if isinstance(q_tiles, np.ndarray):
         cost = (cost + 1) * (q_tiles > 0)
     key = -cost
     if key.size >= _RADIX_SORT and most(cost) < 1 << 16:
@@ -215,7 +215,7 @@ def make_runs(records: Records, geometry: Geometry, cost: CostModel) -> Runs:
     heads: Each = num_heads
     if records.most_q_tiles <= 1 and num_heads <= MAX_SECTION_HEADS:
         # One run per request that has queries; those without are last.
-        count = records.count if isinstance(q_tiles, int) else int(np.count_nonzero(q_tiles))
+        count = total(at_most(q_tiles, 1), records.count)
         owner = slice(count)
         blocks = records.last_blocks[:count]
         tile_cost = blocks * records.block_cost + item
@@ -230,8 +230,9 @@ def make_runs(records: Records, geometry: Geometry, cost: CostModel) -> Runs:
         if most(sections) > 1:
             source, heads = _repeat_sections(q_tiles, sections, section_heads, num_heads)
             blocks, tile_cost = blocks[source], tile_cost[source]
-    tile_begin = None if isinstance(heads, int) else running_sum(heads, blocks.size)
-    run_cost = tile_cost if isinstance(heads, int) and heads == 1 else heads * tile_cost
+    tile_begin = running_sum(heads, blocks.size) if isinstance(heads, np.ndarray) else None
+    one = tile_begin is None and heads == 1
+    run_cost = tile_cost if one else heads * tile_cost
     cost_begin = running_sum(run_cost, blocks.size)
     return Runs(
         owner,

@@ -26,6 +26,21 @@ def test_blocks_without_a_load_share_equally(
     assert np.minimum(shared, line_cost).tolist() == np.minimum(general, line_cost).tolist()
 
 
+def test_any_kind_of_integer_will_do() -> None:
+    requests = RequestBatch.from_lengths([1] * 9, range(900, 9900, 1000))
+    one = plan_batch(requests, Geometry(16, 64, 4, 8), 132, min_piece=2)
+    geometry = Geometry(*(np.int64(x) for x in (16, 64, 4, 8)))
+    two = plan_batch(requests, geometry, 132, min_piece=np.int64(2))
+    assert one.num_split_tiles > 0
+    assert one.buffer.tobytes() == two.buffer.tobytes()
+
+
+def test_a_line_too_long_for_multiples() -> None:
+    shared, share = share_line_equally(65535, 1 << 61, 1 << 60)
+    assert share == 1 << 60
+    assert shared[:4].tolist() == [0, 1 << 60, 1 << 61, 1 << 61]
+
+
 @given(keys, st.integers(1, 4), cases.geometries, cases.num_blocks, cases.costs, cases.min_pieces)
 @settings(max_examples=120)
 def test_equal_requests_are_planned_as_unequal_ones(
