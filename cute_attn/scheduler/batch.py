@@ -10,27 +10,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cute_attn.abi import UNBOUNDED
 from cute_attn.abi.plan import MAX_BATCH
-
-Int64Array = npt.NDArray[np.int64]
+from cute_attn.scheduler.each import BoolArray, Int64Array
 
 _INT32_MAX = (1 << 31) - 1
 
 
 def _host_int64(name: str, value: Any) -> Int64Array:
     """`value` as a 1-D int64 array on the host."""
-    device = getattr(value, "device", None)
-    if getattr(device, "type", "cpu") != "cpu":
-        raise TypeError(f"{name} is on device {device}; the planner takes host lengths (CPU array)")
-    array = np.asarray(value)
+    if type(value) is np.ndarray:
+        array = value
+    else:
+        device = getattr(value, "device", None)
+        if getattr(device, "type", "cpu") != "cpu":
+            raise TypeError(
+                f"{name} is on device {device}; the planner takes host lengths (CPU array)"
+            )
+        array = np.asarray(value)
     if array.dtype.kind not in "iu" and array.size:
         raise TypeError(f"{name} has dtype {array.dtype}; it takes integers")
     if array.ndim != 1:
         raise ValueError(f"{name} has shape {array.shape}; it takes one number per request")
-    return np.ascontiguousarray(array, dtype=np.int64)
+    return array.astype(np.int64, copy=False)
 
 
 class RequestBatch:
@@ -52,8 +55,23 @@ class RequestBatch:
     """
 
     __slots__ = (
-        "ids", "kv_len", "kv_pos", "kv_start", "num_requests", "q_len", "q_pos", "q_start",
-    )  # fmt: skip
+        "aligned",
+        "ids",
+        "kv_len",
+        "kv_pos",
+        "kv_start",
+        "num_requests",
+        "q_len",
+        "q_pos",
+        "q_start",
+        "table",
+    )
+
+    aligned: bool
+    """The last query of each request is at the position of its last key."""
+    table: Int64Array
+    """(6, num_requests): all of them, in the order of a request record. The others are its rows."""
+    ids: Int64Array | None
 
     def __init__(
         self,
@@ -65,39 +83,57 @@ class RequestBatch:
         kv_pos: Any = None,
         ids: Any = None,
     ) -> None:
-        self.q_start = _host_int64("q_start", q_start)
-        self.q_len = _host_int64("q_len", q_len)
-        self.kv_start = _host_int64("kv_start", kv_start)
-        self.kv_len = _host_int64("kv_len", kv_len)
-        self.num_requests = self.q_len.size
-        if kv_pos is None:
-            self.kv_pos = np.zeros(self.num_requests, np.int64)
-        else:
-            self.kv_pos = _host_int64("kv_pos", kv_pos)
-        if q_pos is None and self.kv_len.size == self.num_requests == self.kv_pos.size:
-            self.q_pos = self.kv_len - self.q_len + self.kv_pos
-        else:
-            self.q_pos = _host_int64("q_pos", q_pos if q_pos is not None else self.q_len)
-        self.ids = None if ids is None else _host_int64("ids", ids)
-        self._check()
-
-    def _check(self) -> None:
-        n = self.num_requests
+        q_len = _host_int64("q_len", q_len)
+        n = self.num_requests = q_len.size
         if n >= MAX_BATCH:
             raise ValueError(f"q_len holds {n} requests; a plan takes fewer than {MAX_BATCH}")
-        for name in ("q_start", "kv_start", "kv_len", "q_pos", "kv_pos"):
-            size = getattr(self, name).size
-            if size != n:
-                raise ValueError(f"{name} has {size} entries but q_len has {n}; one per request")
-        if self.ids is not None and self.ids.size != n:
-            raise ValueError(f"ids has {self.ids.size} entries but q_len has {n}; one per request")
-        if self.ids is not None and n and not 0 <= self.ids.min() <= self.ids.max() < MAX_BATCH:
-            raise ValueError(f"ids are {self.ids}; they take 0 .. {MAX_BATCH - 1}")
-        if n == 0:
-            return
+        # One table: a check or a gather of all numbers is one call of NumPy.
+        self.table = np.empty((6, n), np.int64)
+        self.q_start, self.q_len, self.kv_start, self.kv_len, self.q_pos, self.kv_pos = self.table
+        self.q_len[:] = q_len
+        self._fill("q_start", q_start)
+        self._fill("kv_start", kv_start)
+        self._fill("kv_len", kv_len)
+        if kv_pos is None:
+            self.kv_pos.fill(0)
+        else:
+            self._fill("kv_pos", kv_pos)
+        self.aligned = q_pos is None
+        if q_pos is None:
+            np.subtract(self.kv_len, self.q_len, out=self.q_pos)
+            if kv_pos is not None:
+                self.q_pos += self.kv_pos
+        else:
+            self._fill("q_pos", q_pos)
+        self.ids = None if ids is None else _host_int64("ids", ids)
+        if self.ids is not None:
+            self._check_ids(self.ids)
+        if n and not (q_pos is None and kv_pos is None and self._is_small()):
+            self._check()
+
+    def _check_ids(self, ids: Int64Array) -> None:
+        n = self.num_requests
+        if ids.size != n:
+            raise ValueError(f"ids has {ids.size} entries but q_len has {n}; one per request")
+        if n and not 0 <= ids.min() <= ids.max() < MAX_BATCH:
+            raise ValueError(f"ids are {ids}; they take 0 .. {MAX_BATCH - 1}")
+
+    def _fill(self, name: str, value: Any) -> None:
+        array = _host_int64(name, value)
+        n = self.num_requests
+        if array.size != n:
+            raise ValueError(f"{name} has {array.size} entries but q_len has {n}; one per request")
+        getattr(self, name)[:] = array
+
+    def _is_small(self) -> bool:
+        """Whether all but the positions are so small that default positions are in range too."""
+        # Seen as unsigned, a negative number is too large: one pass checks both ends.
+        lengths = self.table[:4].view(np.uint64)
+        return bool(np.maximum.reduce(lengths, axis=None) < UNBOUNDED)
+
+    def _check(self) -> None:
         for name in ("q_start", "q_len", "kv_start", "kv_len", "kv_pos"):
             array: Int64Array = getattr(self, name)
-            # Seen as unsigned, a negative number is too large: one pass checks both ends.
             if int(array.view(np.uint64).max()) > _INT32_MAX:
                 at = int(np.flatnonzero((array < 0) | (array > _INT32_MAX))[0])
                 raise ValueError(f"{name}[{at}] is {array[at]}; it takes 0 .. {_INT32_MAX}")
@@ -114,18 +150,12 @@ class RequestBatch:
                 f"+-{UNBOUNDED}"
             )
 
-    def select(self, which: npt.NDArray[np.bool_]) -> RequestBatch:
+    def select(self, which: BoolArray) -> RequestBatch:
         """Some of the requests, under the names they have here."""
         ids = np.arange(self.num_requests) if self.ids is None else self.ids
-        return RequestBatch(
-            self.q_start[which],
-            self.q_len[which],
-            self.kv_start[which],
-            self.kv_len[which],
-            self.q_pos[which],
-            self.kv_pos[which],
-            ids[which],
-        )
+        part = RequestBatch(*self.table[:, which], ids[which])
+        part.aligned = self.aligned
+        return part
 
     @classmethod
     def from_lengths(cls, q_len: Any, kv_len: Any) -> RequestBatch:

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from cute_attn.abi import UNBOUNDED
-from cute_attn.scheduler.batch import Geometry, Int64Array
+from cute_attn.scheduler.batch import Geometry
+from cute_attn.scheduler.each import Each, at_least
 
 
 @dataclass(frozen=True)
@@ -184,18 +183,13 @@ class CostModel:
         left = total - computed * self.compute_block(geometry)
         return read * max(left, 0) // total if total else read
 
-    def block(
-        self, geometry: Geometry, q_tiles: Int64Array, read_block: int | None = None
-    ) -> Int64Array:
+    def block(self, geometry: Geometry, q_tiles: Each, read_block: int | None = None) -> Each:
         """Cost of one KV block for requests of `q_tiles` query tiles per head; at least 1.
 
         `read_block`: nanoseconds to read one; default: at the fair share of the bandwidth.
         """
         read = self.read_block(geometry) if read_block is None else read_block
-        cost: Int64Array = np.maximum(
-            read // np.maximum(q_tiles, 1), max(self.compute_block(geometry), 1)
-        )
-        return cost
+        return at_least(read // at_least(q_tiles, 1), max(self.compute_block(geometry), 1))
 
 
 DEFAULT_COST = CostModel()

@@ -16,6 +16,7 @@ from cute_attn.abi.plan import RequestRecord
 from cute_attn.abi.work import cdiv
 from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.cost import DEFAULT_COST, CostModel
+from cute_attn.scheduler.each import spread
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,8 @@ def plan_min_heap(
             chunks.append(tile._replace(block_begin=begin, block_end=end, slot=num_slots))
             num_slots += 1
 
-    block_cost = cost.block(
-        geometry, -(-(requests.q_len * geometry.group) // geometry.tile_q)
-    ).tolist()
+    q_tiles = -(-(requests.q_len * geometry.group) // geometry.tile_q)
+    block_cost = spread(cost.block(geometry, q_tiles), requests.num_requests).tolist()
     chunks.sort(key=lambda c: c.block_begin - c.block_end)  # step 3: longest first
     heap = [(0, block) for block in range(num_blocks)]
     blocks: list[list[Item]] = [[] for _ in range(num_blocks)]

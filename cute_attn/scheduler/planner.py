@@ -23,13 +23,15 @@ iterated to convergence: equal input gives an equal plan, to the bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from cute_attn.abi.plan import (
+    CUT_FIELDS,
     HEADER_FIELDS,
     REQUEST_FIELDS,
+    SPLIT_FIELDS,
     START_FIELDS,
     START_RECORD,
     UNBOUNDED,
@@ -38,18 +40,21 @@ from cute_attn.abi.plan import (
     PlanView,
     pack_meta,
 )
-from cute_attn.scheduler.batch import Geometry, Int64Array, RequestBatch
+from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.cost import DEFAULT_COST, CostModel
 from cute_attn.scheduler.cuts import (
     Cuts,
+    Slots,
     cut_anywhere,
     cut_between_tiles,
     cut_evenly,
-    line_shares,
     mark_line,
-    number_slots,
+    share_line,
+    share_line_equally,
 )
-from cute_attn.scheduler.rounds import Rounds, hand_out_rounds, sort_last_rounds
+from cute_attn.scheduler.each import Int64Array, most, running_sum, total
+from cute_attn.scheduler.pricing import Candidate, line_costs, price_split, price_whole
+from cute_attn.scheduler.rounds import hand_out_rounds, sort_last_rounds
 from cute_attn.scheduler.tiles import Records, Runs, make_runs, sort_requests
 from cute_attn.scheduler.workspace import max_slots
 
@@ -100,26 +105,6 @@ class Plan:
         return (int(self.block_costs.max()) + self.merge_cost) / 1000
 
 
-Slots = tuple[Int64Array, Int64Array, Int64Array]
-"""What `number_slots` returns."""
-
-
-@dataclass
-class _Candidate:
-    """One way to hand out the tiles."""
-
-    num_whole: int
-    cuts: Cuts
-    costs: Int64Array
-    merge: int = 0
-    rounds: Rounds | None = None
-    slots: Slots | None = None
-
-    @property
-    def finish(self) -> int:
-        return int(self.costs.max()) + self.merge
-
-
 def plan_batch(
     requests: RequestBatch,
     geometry: Geometry,
@@ -166,149 +151,124 @@ def plan_batch(
         raise ValueError(f"the batch has {n} requests but max_requests is {capacity}")
 
     records = sort_requests(requests, geometry, cost, l2_budget, min_piece)
-    if n and int(requests.q_len.max()) * geometry.group > _INT32_MAX:
-        raise ValueError(f"q_len {int(requests.q_len.max())} times group must stay below 2^31")
-    per_head = int(records.q_tiles.sum())
-    if per_head * geometry.num_kv_heads > _INT32_MAX:
-        raise ValueError(f"the batch has {per_head * geometry.num_kv_heads} tiles; 2^31 - 1 fit")
-
-    runs = make_runs(requests, records, geometry, cost)
+    if records.most_q_tiles > 1 or n * geometry.num_kv_heads > _INT32_MAX:
+        _check_counts(requests, records, geometry)
+    runs = make_runs(records, geometry, cost)
     item = cost.item(geometry)
     best = _hand_out(records, runs, num_blocks, item, cost, split=policy == "balanced")
-    return _write(requests, records, runs, geometry, best, PlanLayout(num_blocks, capacity))
+    return _write(records, runs, geometry, best, PlanLayout(num_blocks, capacity))
+
+
+def _check_counts(requests: RequestBatch, records: Records, geometry: Geometry) -> None:
+    """Raises if what the kernels count in int32 does not fit."""
+    longest = int(requests.q_len.max())
+    if longest * geometry.group > _INT32_MAX:
+        raise ValueError(f"q_len {longest} times group must stay below 2^31")
+    num_tiles = total(records.q_tiles, records.count) * geometry.num_kv_heads
+    if num_tiles > _INT32_MAX:
+        raise ValueError(f"the batch has {num_tiles} tiles; 2^31 - 1 fit")
 
 
 def _hand_out(
     records: Records, runs: Runs, num_blocks: int, item: int, cost: CostModel, *, split: bool
-) -> _Candidate:
+) -> Candidate:
     """The cheapest way to hand out the tiles; of equals the one with fewer splits.
 
     `item`: fixed cost of an item.
     """
-    loads = np.zeros(num_blocks, np.int64)
     if runs.num_tiles == 0:
         none = np.zeros(num_blocks + 1, np.int64)
-        return _Candidate(0, Cuts(none, none, none, none), loads)
+        return Candidate(0, Cuts(none, none, none, none), none[1:])
     candidates = []
-    num_whole, rounds = 0, None
-    share = -(-runs.total_cost // num_blocks)
+    num_whole, rounds, loads = 0, None, None
     if records.most_q_tiles > 1:
-        tiles = runs.tile_cost.repeat(runs.heads)
-        rounds = hand_out_rounds(tiles, num_blocks)
-        whole = _all_whole(runs, rounds)
+        share = -(-runs.total_cost // num_blocks)
+        rounds = hand_out_rounds(runs.tile_costs(), num_blocks)
+        whole = price_whole(runs, rounds)
         slack = share // 512
         if whole.finish > share + slack and rounds.tiles.size:
-            sorted_end = _all_whole(runs, sort_last_rounds(rounds))
+            sorted_end = price_whole(runs, sort_last_rounds(rounds))
             whole = min(whole, sorted_end, key=lambda candidate: candidate.finish)
         # No split plan does better than one more item per block and a merge.
         if whole.finish <= share + max(slack, item + cost.merge_ns):
             return whole
         candidates.append(whole)
-        num_whole, loads = rounds.prefix(tiles.size, share)
+        num_whole, loads = rounds.prefix(share)
 
-    begin_cost = int(loads.sum())
-    piece = int((records.min_piece * records.block_cost).max()) + item
+    longest = runs.largest(runs.tile_cost)
+    piece = most(records.min_piece * records.block_cost) + item
     # Pieces of a tile get long enough if shares are; without tiles to split that is no matter.
-    splittable = split and bool((runs.blocks >= 2 * records.min_piece[runs.record]).any())
-    min_share = min(piece, int(runs.tile_cost.max())) if splittable else 0
-    shares, smallest = line_shares(loads, runs.total_cost - begin_cost, min_share)
-    marks = mark_line(runs, begin_cost, shares)
-    cuts = cut_between_tiles(runs, marks)
-    candidates.append(_Candidate(num_whole, cuts, loads + _steps(cuts.cost), 0, rounds))
+    splittable = split and _is_splittable(records, runs)
+    min_share = min(piece, longest) if splittable else 0
+    begin_cost = 0
+    if loads is None:
+        shared, smallest = share_line_equally(num_blocks, runs.total_cost, min_share)
+    else:
+        begin_cost = int(loads.sum())
+        shared, smallest = share_line(loads, runs.total_cost - begin_cost, min_share)
+    marks = mark_line(runs, begin_cost, shared)
+    splits = []
     if splittable:
-        cuts = cut_anywhere(runs, marks, records.min_piece, near=smallest >= 2 * piece)
-        costs = loads + _steps(cuts.cost) + _split_costs(records, runs, cuts, item)
-        slots = number_slots(cuts)
-        merge = _merge_cost(records, runs, cuts, slots, cost)
-        candidates.append(_Candidate(num_whole, cuts, costs, merge, rounds, slots))
-        even = cut_evenly(records, runs, num_blocks) if records.most_q_tiles > 1 else None
+        cuts = cut_anywhere(records, runs, marks, item, near=smallest >= 2 * piece)
+        splits.append(price_split(records, runs, cuts, item, cost, loads, num_whole, rounds))
+        even = cut_evenly(records, runs, num_blocks) if rounds is not None else None
         if even is not None:
-            costs = _steps(even.cost) + _split_costs(records, runs, even, item)
-            slots = number_slots(even)
-            merge = _merge_cost(records, runs, even, slots, cost)
-            candidates.append(_Candidate(0, even, costs, merge, None, slots))
-    return min(candidates, key=lambda candidate: candidate.finish)
+            splits.append(price_split(records, runs, even, item, cost))
+    # With all tiles on the line, cut between them, a block has the longest tile.
+    if num_whole or not splits or splits[0].finish >= longest:
+        cuts = cut_between_tiles(marks)
+        candidates.append(Candidate(num_whole, cuts, line_costs(cuts, loads), rounds=rounds))
+    return min(candidates + splits, key=lambda candidate: candidate.finish)
 
 
-def _steps(x: Int64Array) -> Int64Array:
-    steps: Int64Array = x[1:] - x[:-1]
-    return steps
+def _is_splittable(records: Records, runs: Runs) -> bool:
+    """Whether a tile is long enough for two pieces."""
+    if not isinstance(records.min_piece, np.ndarray):
+        return runs.largest(runs.blocks) >= 2 * records.min_piece
+    # The tile with the last query rows is mostly the longest: one look at each request will do.
+    some = (records.last_blocks >= 2 * records.min_piece) & (records.q_tiles > 0)
+    return bool(some.any() or (runs.blocks >= 2 * records.min_piece[runs.records]).any())
 
 
-def _split_costs(records: Records, runs: Runs, cuts: Cuts, item: int) -> Int64Array:
-    """What the cuts add to each block: a partial result per piece, queries loaded once more."""
-    inner = cuts.block > 0
-    partial = records.partial_cost[runs.record[cuts.run]] * inner
-    after = partial[:-1] + inner[:-1] * item
-    # A piece with a cut at either end is one piece.
-    before = partial[1:] * ~(inner[:-1] & (cuts.tile[1:] == cuts.tile[:-1]))
-    extra: Int64Array = (after + before) * (_steps(cuts.cost) > 0)
-    return extra
+def _listed_places(best: Candidate, num_blocks: int) -> tuple[int, Int64Array]:
+    """The first listed round; (listed rounds, num_blocks) places, counted from its first tile."""
+    if best.rounds is not None and best.rounds.tiles.size:
+        listed = best.rounds.places(-(-best.num_whole // num_blocks))
+        if listed.size:
+            return best.rounds.first_listed, listed
+    return UNBOUNDED, np.empty((0, num_blocks), np.int64)
 
 
-def _merge_cost(records: Records, runs: Runs, cuts: Cuts, slots: Slots, cost: CostModel) -> int:
-    """What merging adds to the step: the tile with the most to read; 0 if no tile is split."""
-    _, first, pieces = slots
-    if first.size == 0:
-        return 0
-    return cost.merge_ns + int((pieces * records.merge_cost[runs.record[cuts.run[first]]]).max())
+@lru_cache(maxsize=64)
+def _offsets(num_blocks: int) -> tuple[int, int, int, int, int]:
+    """Where starts, splits and cuts begin, where cuts end and where requests begin."""
+    layout = PlanLayout(num_blocks, 0)
+    return layout.starts, layout.splits, layout.cuts, layout.cuts_end, layout.requests
 
 
-def _all_whole(runs: Runs, rounds: Rounds) -> _Candidate:
-    """All tiles in rounds; every cut lies at the end of the line."""
-    loads = rounds.after(rounds.most.size)
-    size = loads.size + 1
-    run = np.full(size, runs.heads.size - 1)
-    end = np.full(size, runs.num_tiles)
-    return _Candidate(runs.num_tiles, Cuts(end, np.zeros_like(end), run, end), loads, 0, rounds)
-
-
-def _listed_places(best: _Candidate, num_blocks: int) -> Int64Array:
-    """(listed rounds, num_blocks) places of whole tiles, counted from the first listed round's."""
-    if best.rounds is None or best.rounds.tiles.size == 0:
-        return np.zeros((0, num_blocks), np.int64)
-    return best.rounds.places(-(-best.num_whole // num_blocks))
-
-
-def _write_starts(view: PlanView, places: Int64Array) -> None:
-    """Fills `starts` from the other sections."""
-    num_blocks = view.layout.num_blocks
-    listed = view.get("first_listed_round") == 0
-    tile = places[0].astype(np.int32) if listed else np.arange(num_blocks, dtype=np.int32)
-    tile = np.where(tile < view.get("num_whole_tiles"), tile, view.cuts[:num_blocks, 0])
-    ends = view.requests[1:, REQUEST_FIELDS.index("tile_begin")]
-    request = ends.searchsorted(tile, side="right")  # without work: the sentinel
-    view.starts[:, 0] = tile
-    view.starts[:, 1] = request
-    for column, name in enumerate(START_FIELDS):
-        if name in HEADER_FIELDS:
-            view.starts[:, column] = view.get(name)
-    view.starts[:, START_RECORD] = view.requests[request]
+# The columns of a start that are copies of header fields, as indices of those; the others: a 0.
+_START_SOURCES = [
+    HEADER_FIELDS.index(name if name in HEADER_FIELDS else "reserved_14") for name in START_FIELDS
+]
 
 
 def _write(
-    requests: RequestBatch,
-    records: Records,
-    runs: Runs,
-    geometry: Geometry,
-    best: _Candidate,
-    layout: PlanLayout,
+    records: Records, runs: Runs, geometry: Geometry, best: Candidate, layout: PlanLayout
 ) -> Plan:
     """Fills the buffer."""
-    n, num_blocks = requests.num_requests, layout.num_blocks
-    cuts = best.cuts
-    slot, first, pieces = best.slots or number_slots(cuts)
-    num_slots = int(pieces.sum())
+    n, num_blocks = records.count, layout.num_blocks
+    cuts, slots = best.cuts, best.slots
+    num_splits, num_slots = (slots.cut.size, slots.count) if slots else (0, 0)
     assert num_slots <= max_slots(num_blocks)
-    num_tiles = runs.num_tiles
-    places = _listed_places(best, num_blocks)
-    buffer = np.zeros(layout.used_size(n, places.shape[0]), np.int32)
-    view = PlanView(buffer[: layout.used_size(n)], layout)
+    starts_at, splits_at, _, _, requests_at = _offsets(num_blocks)
+    places_at = requests_at + len(REQUEST_FIELDS) * (n + 1)
+    first_listed, listed = _listed_places(best, num_blocks)
+    buffer = np.zeros(places_at + (listed.size + 1) // 2, np.int32)
     values = {
         "num_requests": n,
-        "num_tiles": num_tiles,
+        "num_tiles": runs.num_tiles,
         "num_whole_tiles": best.num_whole,
-        "num_split_tiles": first.size,
+        "num_split_tiles": num_splits,
         "window_left": geometry.window_left,
         "window_right": geometry.window_right,
         "num_slots": num_slots,
@@ -317,50 +277,70 @@ def _write(
         "group": geometry.group,
         "num_kv_heads": geometry.num_kv_heads,
         "num_blocks": num_blocks,
-        "first_listed_round": UNBOUNDED,
+        "first_listed_round": first_listed,
+        "places": places_at if listed.size else 0,
+        "reserved_14": 0,
+        "reserved_15": 0,
     }
-    if places.size:
-        assert best.rounds is not None
-        values |= {"first_listed_round": best.rounds.first_listed, "places": layout.places(n)}
-        buffer[layout.places(n) :].view(np.uint16)[: places.size] = places.reshape(-1)
-    view.header[:] = [values.get(name, 0) for name in HEADER_FIELDS]
+    assert tuple(values) == HEADER_FIELDS
+    buffer[:starts_at] = list(values.values())
+    if listed.size:
+        buffer[places_at:].view(np.uint16)[: listed.size] = listed.reshape(-1)
+    _write_cuts(buffer, num_blocks, runs, cuts, slots)
 
-    view.cuts[:, 0] = cuts.tile
-    view.cuts[:, 1] = cuts.block
-    if num_tiles:
-        view.cuts[:, 2] = runs.record[cuts.run]
-    view.cuts[:, 3] = slot
-    if first.size:
-        inner = cuts.block > 0
-        of_cut = np.searchsorted(first, np.flatnonzero(inner), side="right") - 1  # its split tile
-        view.cuts[inner, 4] = slot[first][of_cut] - 1
-        view.cuts[inner, 5] = pieces[of_cut]
-        splits = view.splits[: first.size]
-        splits[:, 0] = cuts.tile[first]
-        splits[:, 1] = runs.record[cuts.run[first]]
-        splits[:, 2] = slot[first] - 1
-        splits[:, 3] = pieces
+    rows = buffer[requests_at:places_at].reshape(n + 1, len(REQUEST_FIELDS))
+    ends = running_sum(records.q_tiles * geometry.num_kv_heads, n)[1:]
+    rows[:n, :6] = records.table.T
+    rows[1:, 6] = ends
+    rows[:n, 7] = records.ids | pack_meta(0, 0, records.section_heads)
 
-    rows, order = view.requests, records.order
-    rows[:n, 0] = requests.q_start[order]
-    rows[:n, 1] = records.q_len
-    rows[:n, 2] = requests.kv_start[order]
-    rows[:n, 3] = records.kv_len
-    rows[:n, 4] = requests.q_pos[order]
-    rows[:n, 5] = requests.kv_pos[order]
-    ends = np.cumsum(records.q_tiles * geometry.num_kv_heads)
-    rows[1 : n + 1, 6] = ends
-    ids = order if requests.ids is None else requests.ids[order]
-    rows[:n, 7] = pack_meta(ids, 0, records.section_heads)
-    _write_starts(view, places)
+    tile = cuts.tile[:num_blocks]
+    if best.num_whole:
+        whole = listed[0] if first_listed == 0 else np.arange(num_blocks)
+        tile = np.where(whole < best.num_whole, whole, tile)
+    request = ends.searchsorted(tile, "right")  # without work: the sentinel
+    starts = buffer[starts_at:splits_at].reshape(num_blocks, len(START_FIELDS))
+    starts[:] = buffer[_START_SOURCES]
+    starts[:, 0] = tile
+    starts[:, 1] = request
+    starts[:, START_RECORD] = rows.take(request, axis=0)
     return Plan(
         buffer=buffer,
         layout=layout,
         num_requests=n,
-        num_tiles=num_tiles,
+        num_tiles=runs.num_tiles,
         num_whole_tiles=best.num_whole,
-        num_split_tiles=first.size,
+        num_split_tiles=num_splits,
         num_slots=num_slots,
         block_costs=best.costs,
         merge_cost=best.merge,
     )
+
+
+def _write_cuts(
+    buffer: IntArray, num_blocks: int, runs: Runs, cuts: Cuts, slots: Slots | None
+) -> None:
+    """Fills `cuts` and `splits`."""
+    _, splits_at, cuts_at, cuts_end, _ = _offsets(num_blocks)
+    rows = buffer[cuts_at:cuts_end].reshape(num_blocks + 1, len(CUT_FIELDS))
+    rows[:, 0] = cuts.tile
+    if runs.num_tiles:
+        rows[:, 2] = runs.records_of(cuts.run)
+    if slots is None:
+        rows[:, 3] = -1
+        return
+    rows[:, 1] = cuts.block
+    rows[:, 3] = slots.slot
+    if slots.cut.size == 0:
+        return
+    # The split tile of each cut; before the first one any does.
+    of_cut = slots.leads.astype(np.int64)
+    of_cut[0] = -1
+    np.add.accumulate(of_cut, out=of_cut)
+    rows[:, 4] = slots.first[of_cut] * slots.inner
+    rows[:, 5] = slots.pieces[of_cut] * slots.inner
+    splits = buffer[splits_at:cuts_at].reshape(num_blocks, len(SPLIT_FIELDS))[: slots.cut.size]
+    splits[:, 0] = cuts.tile[slots.cut]
+    splits[:, 1] = runs.records_of(cuts.run[slots.cut])
+    splits[:, 2] = slots.first
+    splits[:, 3] = slots.pieces

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_attn.abi.plan import MAX_LISTED_ROUNDS
-from cute_attn.scheduler.batch import Int64Array
+from cute_attn.scheduler.each import Int64Array, most
 
 _LAST_ROUNDS = 4
 _BLOCK_BITS = 16  # of a sort key that holds a cost and a thread block
@@ -26,58 +26,67 @@ class Rounds:
     """Whole tiles, handed out in rounds.
 
     Attributes:
-        costs: (rounds * num_blocks,) cost of each tile in plan order, padded by zeros.
-        most: (rounds,) cost of the busiest block after each round.
-        snake_loads: (first_listed, num_blocks) cost of each block after each round in snake order.
+        costs: (num_tiles,) cost of each tile in plan order.
+        first_listed: rounds from this one on are in no order that the kernels know.
+        before: (num_blocks,) cost of each block before the first listed round.
         takers: (listed rounds, num_blocks) thread blocks of each round, by cost.
         loads: (listed rounds, num_blocks) cost of `takers` after the round.
         tiles: (listed rounds, num_blocks) tile of each taker, from the first listed round's first.
     """
 
     costs: Int64Array
-    most: Int64Array
-    snake_loads: Int64Array
+    first_listed: int
+    before: Int64Array
     takers: Int64Array
     loads: Int64Array
     tiles: Int64Array
 
     @property
-    def first_listed(self) -> int:
-        """Rounds from this one on are in no order that the kernels know."""
-        return int(self.snake_loads.shape[0])
+    def count(self) -> int:
+        return self.first_listed + int(self.takers.shape[0])
 
     def after(self, count: int) -> Int64Array:
         """(num_blocks,) cost of each block after `count` rounds."""
-        if count == 0:
-            return np.zeros(self.takers.shape[1], np.int64)
-        if count <= self.first_listed:
-            return np.array(self.snake_loads[count - 1])
-        loads = np.empty(self.takers.shape[1], np.int64)
-        loads[self.takers[count - 1 - self.first_listed]] = self.loads[
-            count - 1 - self.first_listed
-        ]
+        listed = count - self.first_listed
+        if listed < 0:
+            return _snake_loads(_by_round(self.costs[: count * self.before.size], self.before.size))
+        if listed == 0:
+            return self.before.copy()
+        loads = np.empty_like(self.before)
+        loads[self.takers[listed - 1]] = self.loads[listed - 1]
         return loads
+
+    def within(self, share: int) -> int:
+        """The most rounds that keep every block within `share`."""
+        if most(self.before) > share:
+            num_blocks = self.before.size
+            table = _by_round(self.costs[: self.first_listed * num_blocks], num_blocks).copy()
+            table[1::2] = table[1::2, ::-1].copy()
+            busiest = table.cumsum(axis=0).max(axis=1)
+            return int(busiest.searchsorted(share, "right"))
+        return self.first_listed + int(self.loads.max(axis=1).searchsorted(share, "right"))
 
     def places(self, count: int) -> Int64Array:
         """(listed rounds, num_blocks) tile of each block in the listed ones of `count` rounds."""
-        listed = max(count - self.first_listed, 0)
-        places = np.empty((listed, self.takers.shape[1]), np.int64)
-        np.put_along_axis(places, self.takers[:listed], self.tiles[:listed], axis=1)
-        return places
+        takers = self.takers[: max(count - self.first_listed, 0)]
+        places = np.empty(takers.size, np.int64)
+        rows = np.arange(0, takers.size, takers.shape[1])
+        places[takers + rows[:, None]] = self.tiles[: rows.size]
+        return places.reshape(takers.shape)
 
-    def prefix(self, num_tiles: int, share: int) -> tuple[int, Int64Array]:
+    def prefix(self, share: int) -> tuple[int, Int64Array]:
         """How many tiles go out whole, and the cost each block then has.
 
         The largest number of full rounds, then of single tiles, that keep every block within
         `share`.
         """
         num_blocks = self.takers.shape[1]
-        full = int(np.searchsorted(self.most, share, side="right"))
+        full = self.within(share)
         loads = self.after(full)
         begin = full * num_blocks
-        rest = self.costs[begin : min(begin + num_blocks, num_tiles)]
+        rest = self.costs[begin : begin + num_blocks]
         if rest.size == 0:
-            return num_tiles, loads
+            return self.costs.size, loads
         listed = full - self.first_listed
         if listed >= 0:
             block = self.takers[listed][self.tiles[listed].argsort()][: rest.size]
@@ -97,31 +106,39 @@ def hand_out_rounds(tiles: Int64Array, num_blocks: int) -> Rounds:
         num_blocks: thread blocks.
     """
     rounds = -(-tiles.size // num_blocks)
-    costs = np.zeros(rounds * num_blocks, np.int64)
-    costs[: tiles.size] = tiles
     listable = (
         rounds > 1
         and num_blocks * MAX_LISTED_ROUNDS <= 1 << _BLOCK_BITS
-        and int(tiles.max()) > int(tiles.min())
-        and int(tiles.max()) < _MOST_COST // rounds
+        and (longest := int(tiles.max())) > int(tiles.min())
+        and longest < _MOST_COST // rounds
     )
     first = max(0, rounds - MAX_LISTED_ROUNDS) if listable else rounds
-    table = costs.reshape(rounds, num_blocks)
-    snake = table[:first].copy()
-    snake[1::2] = snake[1::2, ::-1].copy()
-    snake.cumsum(axis=0, out=snake)
-    most = snake.max(axis=1)
+    before = _snake_loads(_by_round(tiles[: first * num_blocks], num_blocks))
     if not listable:
         none = np.zeros((0, num_blocks), np.int64)
-        return Rounds(costs, most, snake, none, none, none)
-    listed = table[first:]
+        return Rounds(tiles, first, before, none, none, none)
+    listed = _by_round(tiles[first * num_blocks :], num_blocks)
     order = (-listed).argsort(axis=1, kind="stable")
     order += np.arange(0, listed.size, num_blocks)[:, None]
-    takers, loads = _longest_to_least(
-        listed.reshape(-1)[order], snake[-1] if first else np.zeros(num_blocks, np.int64)
-    )
-    most = np.concatenate((most, loads.max(axis=1)))
-    return Rounds(costs, most, snake, takers, loads, order)
+    takers, loads = _longest_to_least(listed.reshape(-1)[order], before)
+    return Rounds(tiles, first, before, takers, loads, order)
+
+
+def _by_round(tiles: Int64Array, num_blocks: int) -> Int64Array:
+    """(rounds, num_blocks) costs of neighbouring tiles, padded by zeros."""
+    rounds = -(-tiles.size // num_blocks)
+    if tiles.size < rounds * num_blocks:
+        padded = np.zeros(rounds * num_blocks, np.int64)
+        padded[: tiles.size] = tiles
+        tiles = padded
+    return tiles.reshape(rounds, num_blocks)
+
+
+def _snake_loads(table: Int64Array) -> Int64Array:
+    """(num_blocks,) sums of (rounds, num_blocks) costs, every other row from right to left."""
+    loads: Int64Array = table[::2].sum(axis=0)
+    loads += table[1::2].sum(axis=0)[::-1]
+    return loads
 
 
 def sort_last_rounds(rounds: Rounds) -> Rounds:
@@ -133,13 +150,13 @@ def sort_last_rounds(rounds: Rounds) -> Rounds:
     listed, num_blocks = rounds.tiles.shape
     keep = max(listed - _LAST_ROUNDS, 0)
     begin = (rounds.first_listed + keep) * num_blocks
-    costs = rounds.costs[begin:]
+    costs = _by_round(rounds.costs[begin:], num_blocks).reshape(-1)
     order = (-costs).argsort(kind="stable").reshape(-1, num_blocks)
     takers, loads = _longest_to_least(costs[order], rounds.after(rounds.first_listed + keep))
     return Rounds(
         rounds.costs,
-        np.concatenate((rounds.most[: rounds.first_listed + keep], loads.max(axis=1))),
-        rounds.snake_loads,
+        rounds.first_listed,
+        rounds.before,
         np.concatenate((rounds.takers[:keep], takers)),
         np.concatenate((rounds.loads[:keep], loads)),
         np.concatenate((rounds.tiles[:keep], order + keep * num_blocks)),

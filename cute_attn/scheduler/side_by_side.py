@@ -17,8 +17,9 @@ from __future__ import annotations
 import numpy as np
 
 from cute_attn.abi import UNBOUNDED
-from cute_attn.scheduler.batch import Geometry, Int64Array, RequestBatch
+from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.cost import H200, CostModel, Gpu
+from cute_attn.scheduler.each import Int64Array
 
 LEAST_DECODE_US = 20.0
 """Reading time at full rate from which a launch of its own is worth its launch and its ramp."""
@@ -74,7 +75,7 @@ def _combined(*limits: float | np.ndarray) -> np.ndarray:
 
 def _visible_keys(requests: RequestBatch, geometry: Geometry) -> Int64Array:
     """Keys that a request's query tokens see, in the mean."""
-    keys = requests.kv_len
+    keys: Int64Array = requests.kv_len
     if geometry.window_right != UNBOUNDED:
         keys = np.maximum(keys - requests.q_len // 2, 0)
     if geometry.window_left != UNBOUNDED:

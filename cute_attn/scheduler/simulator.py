@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cute_attn.abi import Item, WorkWalker
-from cute_attn.scheduler.batch import Geometry, Int64Array, RequestBatch
+from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.cost import DEFAULT_COST, H200, CostModel, Gpu
+from cute_attn.scheduler.each import Int64Array
 from cute_attn.scheduler.planner import Plan
 
 FloatArray = npt.NDArray[np.float64]

@@ -2,6 +2,8 @@
 
 A *run* is one query tile of one request under the KV heads of one section: neighbouring tiles with
 the same cost. Planning works on runs (a decode batch has one per request), never on a Python loop.
+What all records or runs have in common, which is most of it where requests have one query tile
+each, is one int.
 """
 
 from __future__ import annotations
@@ -12,74 +14,105 @@ import numpy as np
 
 from cute_attn.abi import UNBOUNDED
 from cute_attn.abi.plan import MAX_SECTION_HEADS
-from cute_attn.scheduler.batch import Geometry, Int64Array, RequestBatch
+from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.cost import CostModel
+from cute_attn.scheduler.each import (
+    Each,
+    Int64Array,
+    at_least,
+    at_most,
+    most,
+    pick,
+    running_sum,
+    spread,
+    total,
+)
 
 _MIN_PIECE_KEYS = 128
+_RADIX_SORT = 256  # requests from which it is the faster one
 
 
 def visible_blocks(
     geometry: Geometry,
     shift: Int64Array,
     kv_len: Int64Array,
-    row: Int64Array,
-    row_end: Int64Array,
+    row: Each,
+    row_end: Each,
+    *,
+    see_last: bool = False,
 ) -> Int64Array:
     """KV blocks that tiles of packed query rows [row, row_end) have to visit.
 
-    The array form of `cute_attn.abi.kv_block_range`; `shift` is q_pos - kv_pos.
+    The array form of `cute_attn.abi.kv_block_range`; `shift` is q_pos - kv_pos. `see_last`: the
+    last row of each tile is known to be no earlier than the last key.
     """
     group, tile_kv = geometry.group, geometry.tile_kv
     high = kv_len
-    if geometry.window_right != UNBOUNDED:
-        last = (row_end - 1) // group + shift + (geometry.window_right + 1)
+    if geometry.window_right != UNBOUNDED and not see_last:
+        last = shift + ((row_end - 1) // group + (geometry.window_right + 1))
         high = np.maximum(np.minimum(last, kv_len), 0)
     blocks = (high + (tile_kv - 1)) // tile_kv
     if geometry.window_left == UNBOUNDED:
         return blocks
-    low = np.maximum(row // group + shift - geometry.window_left, 0)
+    low = np.maximum(shift + (row // group - geometry.window_left), 0)
     return np.where(high > low, blocks - low // tile_kv, 0)
 
 
 @dataclass
 class Records:
-    """Requests in plan order: most expensive tile first, ties by index, empty requests last.
-
-    All arrays are (num_requests,) int64.
-    """
+    """Requests in plan order: most expensive tile first, ties by index, empty requests last."""
 
     order: Int64Array  # caller's index of each record
-    q_len: Int64Array
-    kv_len: Int64Array
-    q_tiles: Int64Array  # per KV head
+    ids: Int64Array  # what the kernels call it
+    table: Int64Array  # (6, num_requests), as in the batch
+    q_tiles: Each  # per KV head
     last_blocks: Int64Array  # KV blocks of the tile with the last query rows
-    block_cost: Int64Array
-    partial_cost: Int64Array  # of writing one partial result of a tile
-    merge_cost: Int64Array  # of reading it again
-    min_piece: Int64Array  # no piece of a split tile is shorter than this many KV blocks
-    section_heads: Int64Array
+    block_cost: Each
+    partial_cost: Each  # of writing one partial result of a tile
+    merge_cost: Each  # of reading it again
+    min_piece: Each  # no piece of a split tile is shorter than this many KV blocks
+    section_heads: Each
     most_q_tiles: int
+
+    @property
+    def count(self) -> int:
+        return self.order.size
 
 
 @dataclass
 class Runs:
-    """Runs in plan order; (num_runs,) int64 each, prefix sums one longer."""
+    """Runs in plan order; arrays are (num_runs,) int64, prefix sums one longer."""
 
-    record: Int64Array
-    heads: Int64Array  # tiles in the run
+    records: Int64Array | slice  # a slice: run i is all of record i
+    heads: Each  # tiles in the run
     blocks: Int64Array  # KV blocks of each of its tiles
-    block_cost: Int64Array
     tile_cost: Int64Array
-    tile_begin: Int64Array  # prefix sum of tiles
+    tile_begin: Int64Array | None  # prefix sum of tiles; None where all runs have as many
     cost_begin: Int64Array  # prefix sum of cost
+    num_tiles: int
+    total_cost: int
 
-    @property
-    def num_tiles(self) -> int:
-        return int(self.tile_begin[-1])
+    def tiles_before(self, run: Int64Array) -> Int64Array:
+        """Tiles before some runs."""
+        return run * self.heads if self.tile_begin is None else self.tile_begin[run]
 
-    @property
-    def total_cost(self) -> int:
-        return int(self.cost_begin[-1])
+    def tile_costs(self) -> Int64Array:
+        """(num_tiles,) cost of each tile."""
+        one = not isinstance(self.heads, np.ndarray) and self.heads == 1
+        return self.tile_cost if one else self.tile_cost.repeat(self.heads)
+
+    def largest(self, values: Int64Array) -> int:
+        """The largest of `blocks` or `tile_cost`; there is one."""
+        # Where runs are records, both fall.
+        return int(values[0]) if isinstance(self.records, slice) else most(values)
+
+    def records_of(self, run: Int64Array) -> Int64Array:
+        """The records of some runs."""
+        return run if isinstance(self.records, slice) else self.records[run]
+
+    def of_records(self, values: Each, run: Int64Array) -> Each:
+        """Values of the records of some runs."""
+        return values[self.records_of(run)] if isinstance(values, np.ndarray) else values
 
 
 def sort_requests(
@@ -93,107 +126,155 @@ def sort_requests(
 
     `min_piece` None: `_MIN_PIECE_KEYS` keys, or as much as a partial result costs.
     """
-    tile_q, heads = geometry.tile_q, geometry.num_kv_heads
-    packed = requests.q_len * geometry.group
-    q_tiles = (packed + (tile_q - 1)) // tile_q
-    most = int(q_tiles.max(initial=0))
+    tile_q, heads, q_len = geometry.tile_q, geometry.num_kv_heads, requests.q_len
+    longest = most(q_len)
+    most_q_tiles = (longest * geometry.group + (tile_q - 1)) // tile_q
+    alike = longest and int(np.minimum.reduce(q_len)) == longest
+    if most_q_tiles <= 1 and heads <= MAX_SECTION_HEADS and alike:
+        packed: Each = longest * geometry.group
+        q_tiles: Each = 1
+    else:
+        packed = q_len * geometry.group
+        q_tiles = (packed + (tile_q - 1)) // tile_q
+    last_row = at_least(q_tiles - 1, 0) * tile_q if most_q_tiles > 1 else 0
     shift = requests.q_pos - requests.kv_pos
-    last_row = np.maximum(q_tiles - 1, 0) * tile_q if most > 1 else np.zeros_like(packed)
-    blocks = visible_blocks(geometry, shift, requests.kv_len, last_row, packed)
-    read_block = None
-    if most > 1 and bool((q_tiles == 1).any()):
-        # Between the first and the last query tile the visible range grows evenly.
-        row_end = np.minimum(packed, tile_q)
-        first = visible_blocks(geometry, shift, requests.kv_len, np.zeros_like(packed), row_end)
-        computed = int((q_tiles * (first + blocks))[q_tiles > 1].sum()) // 2
-        read_block = cost.read_block_in_step(geometry, int(blocks.sum()), computed)
-    block_cost = cost.block(geometry, q_tiles, read_block)
-    order = np.where(packed > 0, -blocks * block_cost, 1).argsort(kind="stable")
+    blocks = visible_blocks(
+        geometry, shift, requests.kv_len, last_row, packed, see_last=requests.aligned
+    )
+    block_cost = _block_cost(requests, geometry, cost, blocks, q_tiles, most_q_tiles)
+    order = _falling(blocks, block_cost, q_tiles)
 
-    fit = np.full(order.size, min(heads, MAX_SECTION_HEADS), np.int64)
-    if most > 1:
-        # Tiles of one query tile have no KV to share: all their heads are one section.
-        shared = l2_budget // np.maximum(requests.kv_len[order] * cost.key_bytes, 1)
-        fit = np.where(q_tiles[order] > 1, np.maximum(np.minimum(shared, fit), 1), fit)
+    q_tiles, rows = pick(q_tiles, order), pick(at_most(packed, tile_q), order)
+    block_cost = pick(block_cost, order)
+    table = requests.table.take(order, axis=1)
+    # Tiles of one query tile have no KV to share: all their heads are one section.
+    fit: Each = heads
+    if most_q_tiles > 1 or heads > MAX_SECTION_HEADS:
+        most_heads = min(heads, MAX_SECTION_HEADS)
+        shared = l2_budget // np.maximum(table[3] * cost.key_bytes, 1)
+        fit = np.where(q_tiles > 1, np.maximum(np.minimum(shared, most_heads), 1), most_heads)
     sections = (fit + (heads - 1)) // fit
-    partial_cost = np.minimum(packed, tile_q) * cost.partial_row_ps // 1000
+    partial_cost = rows * cost.partial_row_ps // 1000
     if min_piece is None:
         least = (_MIN_PIECE_KEYS - 1) // geometry.tile_kv + 1
-        pieces = np.maximum((partial_cost + block_cost - 1) // block_cost, least)
+        pieces = at_least((partial_cost + block_cost - 1) // block_cost, least)
     else:
-        pieces = np.full(order.size, min_piece, np.int64)
+        pieces = min_piece
     return Records(
         order=order,
-        q_len=requests.q_len[order],
-        kv_len=requests.kv_len[order],
-        q_tiles=q_tiles[order],
+        ids=order if requests.ids is None else requests.ids[order],
+        table=table,
+        q_tiles=q_tiles,
         last_blocks=blocks[order],
-        block_cost=block_cost[order],
-        partial_cost=partial_cost[order],
-        merge_cost=(np.minimum(packed, tile_q) * cost.merge_row_ps // 1000)[order],
-        min_piece=pieces[order],
+        block_cost=block_cost,
+        partial_cost=partial_cost,
+        merge_cost=rows * cost.merge_row_ps // 1000,
+        min_piece=pieces,
         section_heads=(sections + (heads - 1)) // sections,
-        most_q_tiles=most,
+        most_q_tiles=most_q_tiles,
     )
 
 
-def make_runs(
-    requests: RequestBatch, records: Records, geometry: Geometry, cost: CostModel
-) -> Runs:
+def _block_cost(
+    requests: RequestBatch,
+    geometry: Geometry,
+    cost: CostModel,
+    blocks: Int64Array,
+    q_tiles: Each,
+    most_q_tiles: int,
+) -> Each:
+    """Cost of a KV block of each request; `blocks`: of the tile with the last query rows."""
+    if most_q_tiles <= 1:
+        return cost.block(geometry, 1)
+    read_block = None
+    if np.count_nonzero(q_tiles == 1):
+        # Between the first and the last query tile the visible range grows evenly.
+        shift, row_end = requests.q_pos - requests.kv_pos, requests.q_len * geometry.group
+        row_end = np.minimum(row_end, geometry.tile_q)
+        first = visible_blocks(geometry, shift, requests.kv_len, 0, row_end)
+        tall = q_tiles * (q_tiles > 1)
+        computed = int(tall @ (first + blocks)) // 2
+        read_block = cost.read_block_in_step(geometry, total(blocks, blocks.size), computed)
+    return cost.block(geometry, q_tiles, read_block)
+
+
+def _falling(blocks: Int64Array, block_cost: Each, q_tiles: Each) -> Int64Array:
+    """Order of requests by the cost of their last tile, falling; those without tiles last."""
+    cost = blocks * block_cost if isinstance(block_cost, np.ndarray) else blocks
+    if isinstance(q_tiles, np.ndarray):
+        cost = (cost + 1) * (q_tiles > 0)
+    key = -cost
+    if key.size >= _RADIX_SORT and most(cost) < 1 << 16:
+        key += (1 << 16) - 1
+        return key.astype(np.uint16).argsort(kind="stable")  # a radix sort
+    return key.argsort(kind="stable")
+
+
+def make_runs(records: Records, geometry: Geometry, cost: CostModel) -> Runs:
     """Runs of all records: sections of KV heads; in a section the last query tile first."""
-    num_heads, q_tiles = geometry.num_kv_heads, records.q_tiles
+    num_heads, q_tiles, item = geometry.num_kv_heads, records.q_tiles, cost.item(geometry)
+    owner: Int64Array | slice
+    heads: Each = num_heads
     if records.most_q_tiles <= 1 and num_heads <= MAX_SECTION_HEADS:
         # One run per request that has queries; those without are last.
-        record = np.arange(np.count_nonzero(q_tiles))
-        blocks = records.last_blocks[: record.size]
-        block_cost = records.block_cost[: record.size]
-        heads = np.full(record.size, num_heads, np.int64)
+        count = total(at_most(q_tiles, 1), records.count)
+        owner = slice(count)
+        blocks = records.last_blocks[:count]
+        tile_cost = blocks * records.block_cost + item
     else:
-        sections = (records.section_heads + (num_heads - 1)) // records.section_heads
-        runs = q_tiles * sections
-        record = np.arange(q_tiles.size).repeat(runs)
-        block_cost = records.block_cost.repeat(runs)
-        blocks = _blocks_of_tiles(requests, records, geometry)
-        if int(sections.max(initial=1)) == 1:
-            heads = np.full(record.size, num_heads, np.int64)
-        else:
-            source, heads = _repeat_sections(records, sections, num_heads)
-            blocks = blocks[source]
-    tile_cost = blocks * block_cost + cost.item(geometry)
-    tile_begin = np.zeros(heads.size + 1, np.int64)
-    cost_begin = np.zeros(heads.size + 1, np.int64)
-    heads.cumsum(out=tile_begin[1:])
-    (heads * tile_cost).cumsum(out=cost_begin[1:])
-    return Runs(record, heads, blocks, block_cost, tile_cost, tile_begin, cost_begin)
+        section_heads = spread(records.section_heads, records.count)
+        sections = (section_heads + (num_heads - 1)) // section_heads
+        owner = np.arange(records.count).repeat(q_tiles * sections)
+        q_tiles = spread(q_tiles, records.count)
+        blocks = _blocks_of_tiles(records, q_tiles, geometry)
+        block_cost = spread(records.block_cost, records.count)
+        tile_cost = blocks * block_cost.repeat(q_tiles) + item
+        if most(sections) > 1:
+            source, heads = _repeat_sections(q_tiles, sections, section_heads, num_heads)
+            blocks, tile_cost = blocks[source], tile_cost[source]
+    tile_begin = running_sum(heads, blocks.size) if isinstance(heads, np.ndarray) else None
+    one = tile_begin is None and heads == 1
+    run_cost = tile_cost if one else heads * tile_cost
+    cost_begin = running_sum(run_cost, blocks.size)
+    return Runs(
+        owner,
+        heads,
+        blocks,
+        tile_cost,
+        tile_begin,
+        cost_begin,
+        num_tiles=total(heads, blocks.size),
+        total_cost=int(cost_begin[-1]),
+    )
 
 
-def _blocks_of_tiles(requests: RequestBatch, records: Records, geometry: Geometry) -> Int64Array:
+def _blocks_of_tiles(records: Records, q_tiles: Int64Array, geometry: Geometry) -> Int64Array:
     """KV blocks of each (record, query tile), query tiles downwards."""
-    q_tiles = records.q_tiles
+    _, q_len, _, kv_len, q_pos, kv_pos = records.table
     ends = q_tiles.cumsum().repeat(q_tiles)
     row = (ends - np.arange(1, ends.size + 1)) * geometry.tile_q
-    packed = (records.q_len * geometry.group).repeat(q_tiles)
+    packed = (q_len * geometry.group).repeat(q_tiles)
     return visible_blocks(
         geometry,
-        (requests.q_pos - requests.kv_pos)[records.order].repeat(q_tiles),
-        records.kv_len.repeat(q_tiles),
+        (q_pos - kv_pos).repeat(q_tiles),
+        kv_len.repeat(q_tiles),
         row,
         np.minimum(packed, row + geometry.tile_q),
     )
 
 
 def _repeat_sections(
-    records: Records, sections: Int64Array, num_heads: int
-) -> tuple[Int64Array, Int64Array]:
+    q_tiles: Int64Array, sections: Int64Array, section_heads: Int64Array, num_heads: int
+) -> tuple[Int64Array, Each]:
     """(index of its query tile, heads) of every run: each record's tiles once per section."""
-    q_tiles = records.q_tiles
     pair_record = np.arange(sections.size).repeat(sections)
     section = np.arange(pair_record.size) - (sections.cumsum() - sections)[pair_record]
-    section_heads = records.section_heads[pair_record]
-    pair_heads = np.minimum(section_heads, num_heads - section * section_heads)
+    most_heads = section_heads[pair_record]
+    pair_heads = np.minimum(most_heads, num_heads - section * most_heads)
     runs = q_tiles[pair_record]
     first: Int64Array = (np.cumsum(q_tiles) - q_tiles)[pair_record]
     begin: Int64Array = np.cumsum(runs) - runs
     source: Int64Array = (first - begin).repeat(runs)
     source += np.arange(source.size)
-    return source, pair_heads.repeat(runs)
+    alike = pair_heads.size and int(pair_heads.min()) == int(pair_heads.max())
+    return source, int(pair_heads[0]) if alike else pair_heads.repeat(runs)

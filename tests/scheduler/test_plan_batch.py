@@ -33,7 +33,7 @@ policies = st.sampled_from(("balanced", "balanced", "whole"))
 def block_costs(requests: RequestBatch, geometry: Geometry, cost: CostModel) -> list[int]:
     """What the planner takes a KV block of each request to cost."""
     records = sort_requests(requests, geometry, cost, l2_budget=0, min_piece=None)
-    costs = np.empty_like(records.block_cost)
+    costs = np.empty(requests.num_requests, np.int64)
     costs[records.order] = records.block_cost
     return [int(x) for x in costs]
 

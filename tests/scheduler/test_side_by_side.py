@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from cute_attn.scheduler import CostModel, Geometry, RequestBatch, prefill_sms
+from cute_attn.scheduler import CostModel, Geometry, RequestBatch, plan_batch, prefill_sms
 
 GEOMETRY = Geometry(128, 128, 4, 8, window_right=0)
 COST = CostModel.for_kernel(128, 128, schedule="hopper_tile")
@@ -60,3 +61,15 @@ def test_no_prefill() -> None:
     decode = RequestBatch.from_lengths([1] * 64, [9000] * 64)
     options = {"num_sms": 132, "decode_blocks_per_sm": 3}
     assert prefill_sms(none, decode, GEOMETRY, COST, **options) is None
+
+
+def test_a_selection_keeps_names_and_positions() -> None:
+    whole = RequestBatch([0, 5, 6], [5, 1, 2], [0, 9, 20], [9, 11, 3], [1, 2, 3], [4, 5, 6])
+    part = whole.select(np.array([True, False, True])).select(np.array([False, True]))
+    assert part.ids is not None and part.ids.tolist() == [2]
+    assert part.table.T.tolist() == [[6, 2, 20, 3, 3, 6]]
+    plan = plan_batch(part, GEOMETRY, 4)
+    assert plan.view.requests[0, 7] & 0xFFFFF == 2
+    for ids, message in (([1], "ids has 1 entries"), ([0, 1, -1], "ids are"), ([0, 1, 2.0], "ids")):
+        with pytest.raises((ValueError, TypeError), match=message):
+            RequestBatch([0] * 3, [1] * 3, [0] * 3, [1] * 3, ids=ids)

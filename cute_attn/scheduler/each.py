@@ -1,0 +1,59 @@
+"""One number for each of many, or one for all.
+
+Where each request has one query tile, as in decode, records and runs have most numbers in common.
+One int then does for an array: a call of NumPy on a small array costs more than its arithmetic.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array: TypeAlias = npt.NDArray[np.int64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+Each: TypeAlias = Int64Array | int
+"""(count,) int64, or the number that all `count` have."""
+
+
+def pick(values: Each, index: Int64Array | slice) -> Each:
+    """The values at `index`."""
+    return values[index] if isinstance(values, np.ndarray) else values
+
+
+def spread(values: Each, count: int) -> Int64Array:
+    """(count,) the values as an array."""
+    return values if isinstance(values, np.ndarray) else np.full(count, values)
+
+
+def most(values: Each) -> int:
+    """The largest value; 0 if there is none."""
+    if isinstance(values, np.ndarray):
+        return int(np.maximum.reduce(values)) if values.size else 0
+    return int(values)
+
+
+def total(values: Each, count: int) -> int:
+    """The sum of `count` values."""
+    return int(np.add.reduce(values) if isinstance(values, np.ndarray) else values * count)
+
+
+def at_least(values: Each, least: int) -> Each:
+    """The larger of each value and `least`."""
+    return np.maximum(values, least) if isinstance(values, np.ndarray) else max(values, least)
+
+
+def at_most(values: Each, limit: int) -> Each:
+    """The smaller of each value and `limit`."""
+    return np.minimum(values, limit) if isinstance(values, np.ndarray) else min(values, limit)
+
+
+def running_sum(values: Each, count: int) -> Int64Array:
+    """(count + 1,) sums of the first 0, 1, ... count values."""
+    if not isinstance(values, np.ndarray):
+        return np.arange(count + 1) * values
+    sums = np.empty(count + 1, np.int64)
+    sums[0] = 0
+    np.add.accumulate(values, out=sums[1:])
+    return sums

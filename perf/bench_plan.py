@@ -1,0 +1,109 @@
+"""Host times of the planner alone (section N): `RequestBatch`, then `plan_batch`; needs no GPU.
+
+    python -m perf.bench_plan [--quick] [--match TEXT] [--out FILE]
+
+Each is timed by itself and called again and again: caches and branch predictors know the case, as
+they do in a server that plans steps of one kind.
+"""
+
+from __future__ import annotations
+
+import platform
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cute_attn.scheduler import CostModel, Geometry, RequestBatch, plan_batch
+from perf import harness, records
+from perf.cases import steps
+
+BATCHES = (1, 16, 64, 256, 1024, 4096)
+MOST_KEYS = 8192
+QUICK = ("decode b16", "decode b256", "prefill b8 c8192")
+REPEATS = 400
+
+# What the kernels of an H200 (132 SMs) ask for: 32/8 heads, causal.
+DECODE = Geometry(16, 64, group=4, num_kv_heads=8, window_right=0)
+PREFILL = Geometry(128, 128, group=4, num_kv_heads=8, window_right=0)
+BLOCKS = {DECODE: 396, PREFILL: 132}
+COSTS = {
+    DECODE: CostModel.for_kernel(schedule="ampere_decode", blocks_per_sm=3),
+    PREFILL: CostModel.for_kernel(schedule="hopper_tile"),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One case: lengths of a step, and the tile that its kernel has."""
+
+    cfg: str
+    q_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    geometry: Geometry
+
+
+def cases() -> list[Step]:
+    """Decode batches of random lengths, a long prefill, and the real steps of section T."""
+    found = []
+    for batch in BATCHES:
+        draw = random.Random(0)
+        keys = tuple(draw.randint(1, MOST_KEYS) for _ in range(batch))
+        found.append(Step(f"decode b{batch}", (1,) * batch, keys, DECODE))
+    found.append(Step("prefill b8 c8192", (8192,) * 8, (8192,) * 8, PREFILL))
+    for case in steps():
+        alone = max(case.q_lens) == 1
+        found.append(Step(case.cfg, case.q_lens, case.kv_lens, DECODE if alone else PREFILL))
+    return found
+
+
+def measure(step: Step, repeats: int) -> dict[str, float]:
+    """Median microseconds of the two calls."""
+    q_len, kv_len = np.array(step.q_lens), np.array(step.kv_lens)
+    addresses = np.cumsum(q_len) - q_len, np.cumsum(kv_len) - kv_len
+    geometry = step.geometry
+    num_blocks, cost = BLOCKS[geometry], COSTS[geometry]
+
+    def batch() -> RequestBatch:
+        return RequestBatch(addresses[0], q_len, addresses[1], kv_len)
+
+    def timed(call: Callable[[], object]) -> float:
+        return harness.host_us(lambda i: call(), repeats)
+
+    requests = batch()
+    batch_us = timed(batch)
+    plan_us = timed(lambda: plan_batch(requests, geometry, num_blocks, cost=cost))
+    return {"us": batch_us + plan_us, "batch_us": batch_us, "plan_us": plan_us}
+
+
+def cpu_name() -> str:
+    """The processor as Linux names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def main() -> int:
+    options = harness.parser("Host times of the planner, section N.").parse_args()
+    found = [step for step in cases() if not options.quick or step.cfg in QUICK]
+    found = [step for step in found if options.match in step.cfg]
+    python = platform.python_version()
+    machine = {"cpu": cpu_name(), "python": python, "numpy": np.__version__}
+    first = records.environment(toolchain="") | machine
+    results = records.Records(options.out or records.default_path("plan"), first)
+    for step in found:
+        row = results.add("N", step.cfg, **measure(step, REPEATS))
+        parts = f"batch {row['batch_us']:6.1f}  plan {row['plan_us']:7.1f}"
+        print(f"{step.cfg:18s} {row['us']:8.1f} us  {parts}")
+    print(f"rows: {results.path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

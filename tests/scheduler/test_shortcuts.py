@@ -1,0 +1,105 @@
+"""What the planner leaves out in common cases changes no plan: held against the general way."""
+
+from __future__ import annotations
+
+import numpy as np
+import plan_cases as cases
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cute_attn.scheduler import CostModel, Geometry, RequestBatch, plan_batch
+from cute_attn.scheduler.cuts import share_line, share_line_equally
+from cute_attn.scheduler.rounds import hand_out_rounds
+from cute_attn.scheduler.tiles import sort_requests
+
+keys = st.lists(st.one_of(st.sampled_from(cases.KV_LENGTHS), st.integers(0, 9000)), min_size=1)
+
+
+@given(st.integers(1, 200), st.integers(1, 10**9), st.integers(0, 10**7))
+def test_blocks_without_a_load_share_equally(
+    num_blocks: int, line_cost: int, min_share: int
+) -> None:
+    general, smallest = share_line(np.zeros(num_blocks, np.int64), line_cost, min_share)
+    shared, share = share_line_equally(num_blocks, line_cost, min_share)
+    assert share == smallest
+    assert np.minimum(shared, line_cost).tolist() == np.minimum(general, line_cost).tolist()
+
+
+def test_any_kind_of_integer_will_do() -> None:
+    requests = RequestBatch.from_lengths([1] * 9, range(900, 9900, 1000))
+    one = plan_batch(requests, Geometry(16, 64, 4, 8), 132, min_piece=2)
+    geometry = Geometry(*(np.int64(x) for x in (16, 64, 4, 8)))
+    two = plan_batch(requests, geometry, 132, min_piece=np.int64(2))
+    assert one.num_split_tiles > 0
+    assert one.buffer.tobytes() == two.buffer.tobytes()
+
+
+def test_a_line_too_long_for_multiples() -> None:
+    shared, share = share_line_equally(65535, 1 << 61, 1 << 60)
+    assert share == 1 << 60
+    assert shared[:4].tolist() == [0, 1 << 60, 1 << 61, 1 << 61]
+
+
+@given(keys, st.integers(1, 4), cases.geometries, cases.num_blocks, cases.costs, cases.min_pieces)
+@settings(max_examples=120)
+def test_equal_requests_are_planned_as_unequal_ones(
+    kv_len: list[int],
+    q_len: int,
+    geometry: Geometry,
+    num_blocks: int,
+    cost: CostModel,
+    min_piece: int | None,
+) -> None:
+    """A request without queries adds no work, but numbers are no longer the same for all."""
+    n = len(kv_len)
+    alike = RequestBatch.from_lengths([q_len] * n, kv_len)
+    mixed = RequestBatch.from_lengths([q_len] * n + [0], [*kv_len, 77])
+    one = plan_batch(alike, geometry, num_blocks, cost=cost, min_piece=min_piece)
+    two = plan_batch(mixed, geometry, num_blocks, cost=cost, min_piece=min_piece)
+    assert one.block_costs.tolist() == two.block_costs.tolist()
+    assert one.merge_cost == two.merge_cost
+    assert one.view.cuts.tolist() == two.view.cuts.tolist()
+    assert one.view.splits.tolist() == two.view.splits.tolist()
+    assert one.view.requests[:n].tolist() == two.view.requests[:n].tolist()
+
+
+@given(st.one_of(cases.lengths, cases.decode_lengths), cases.geometries, cases.num_blocks)
+@settings(max_examples=120)
+def test_default_positions_may_be_given(
+    pairs: list[tuple[int, int]], geometry: Geometry, num_blocks: int
+) -> None:
+    plain = cases.make_batch(pairs)
+    given_too = RequestBatch(
+        plain.q_start, plain.q_len, plain.kv_start, plain.kv_len, plain.q_pos, plain.kv_pos
+    )
+    assert plain.aligned and not given_too.aligned
+    one, two = (plan_batch(batch, geometry, num_blocks) for batch in (plain, given_too))
+    assert one.buffer.tobytes() == two.buffer.tobytes()
+    assert one.block_costs.tolist() == two.block_costs.tolist()
+
+
+@pytest.mark.parametrize("longest", [3000, 5_000_000])  # KV blocks fit 16 bits, and do not
+def test_long_batches_are_sorted_like_short_ones(longest: int) -> None:
+    rng = np.random.default_rng(longest)
+    q_len, kv_len = rng.integers(0, 2, 700), rng.integers(0, longest, 700)
+    geometry = Geometry(16, 64, group=4, num_kv_heads=2, window_right=0)
+    requests = RequestBatch.from_lengths(q_len, kv_len)
+    order = sort_requests(requests, geometry, CostModel(), 0, None).order
+    blocks = -(-kv_len // 64)
+    assert order.tolist() == sorted(
+        range(700), key=lambda i: (q_len[i] == 0, -blocks[i] * q_len[i], i)
+    )
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=200).map(lambda x: sorted(x, reverse=True)),
+    st.integers(1, 6),
+    st.integers(0, 400),
+)
+def test_full_rounds_within_a_share(costs: list[int], num_blocks: int, share: int) -> None:
+    rounds = hand_out_rounds(np.array(costs), num_blocks)
+    busiest = [int(rounds.after(i).max()) for i in range(1, rounds.count + 1)]
+    assert busiest == sorted(busiest)
+    assert rounds.within(share) == sum(most <= share for most in busiest)
+    assert int(rounds.after(rounds.count).sum()) == sum(costs)
