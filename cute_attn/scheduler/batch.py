@@ -153,7 +153,8 @@ class RequestBatch:
     def select(self, which: BoolArray) -> RequestBatch:
         """Some of the requests, under the names they have here."""
         ids = np.arange(self.num_requests) if self.ids is None else self.ids
-        part = RequestBatch(*self.table[:, which], ids[which])
+        q_start, q_len, kv_start, kv_len, q_pos, kv_pos = self.table[:, which]
+        part = RequestBatch(q_start, q_len, kv_start, kv_len, q_pos, kv_pos, ids[which])
         part.aligned = self.aligned
         return part
 
