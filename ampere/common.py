@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cute_attn.ampere.tiles import DECODE, register_budget, register_limit, smem_bytes
+from cute_attn.ampere.tiles import register_budget, register_limit, smem_bytes
 from cute_attn.codegen.attention_params import attention_params
 from cute_attn.codegen.hooks import cpp_hooks
 from cute_attn.codegen.params import cpp_struct
@@ -21,13 +21,12 @@ def kernel(
 ) -> GeneratedKernel:
     """Renders `template` with the values that all Ampere kernels use, and `values`."""
     dependent_launch = has_dependent_launch(spec.arch)
-    beside = dependent_launch and spec.schedule == DECODE
     params = attention_params(
         tma=False,
         paged=spec.loader == "paged",
         variant=spec.variant,
         fused_merge=spec.fuses_merge,
-        beside=beside,
+        beside=spec.runs_beside,
     )
     smem = smem_bytes(spec.schedule, spec.tile, spec.head_dim_qk)
     band = spec.variant.band
@@ -42,7 +41,7 @@ def kernel(
         hooks=cpp_hooks(spec.variant),
         smem_bytes=smem,
         dependent_launch=dependent_launch,
-        beside=beside,
+        beside=spec.runs_beside,
         band_left=band.left is not None,
         band_right=band.right is not None,
         name_is_long=len(spec.name) > 100 - len("    (const __grid_constant__ Params params) {"),

@@ -97,6 +97,16 @@ class KernelSpec:
         return self.schedule in ("ampere_decode", "hopper_tile")
 
     @property
+    def runs_beside(self) -> bool:
+        """Whether the kernel can run beside the launch before it (`beside` in its parameters).
+
+        Not with a window: the registers of ampere_decode do not hold one more branch (20 bytes of
+        spills).
+        """
+        decode = self.schedule == "ampere_decode" and has_dependent_launch(self.arch)
+        return decode and self.variant.band.left is None
+
+    @property
     def digest(self) -> str:
         """Eight hex digits that tell specs apart, delays aside."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:8]

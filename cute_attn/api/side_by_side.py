@@ -78,5 +78,5 @@ def _kernels(problem: dispatch.Problem) -> tuple[KernelSpec, KernelSpec] | None:
         prefill, decode = (dispatch.choose(problem, small=small) for small in (False, True))
     except UnsupportedSpecError:
         return None
-    fit = (prefill.schedule, decode.schedule) == (dispatch.HOPPER_TILE, dispatch.AMPERE_DECODE)
+    fit = prefill.schedule == dispatch.HOPPER_TILE and decode.runs_beside
     return (prefill, decode) if fit else None

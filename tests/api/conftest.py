@@ -100,7 +100,7 @@ def _not_generated(spec: KernelSpec) -> GeneratedKernel:
             paged=spec.loader != "ragged",
             variant=spec.variant,
             fused_merge=spec.fuses_merge,
-            beside=spec.schedule == "ampere_decode",
+            beside=spec.runs_beside,
         )
     return GeneratedKernel(spec.name, "", spec.arch, spec.tile.threads, 0, 1, params, ())
 
