@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cute_attn/hopper/wgmma.hpp>
+#include <cute_attn/opaque.hpp>
 #include <cute_attn/softmax.hpp>
 
 namespace cute_attn {
@@ -129,15 +130,34 @@ struct LazySoftmax {
     }
   }
 
+  // The rest of a block: probabilities from register kEarly on, and all of them again, with the
+  // earlier output rescaled, if a score stands out. No product is in flight.
+  template <class Element, int kEarly, int N, int M>
+  CUTE_DEVICE void complete(float const (&score)[N], float (&sum)[2], uint32_t (&p)[N / 2],
+                            float (&out)[M]) {
+    // A loop to the compiler, which otherwise moves the exponentials ahead of the waits.
+    bool again = opaque(0u);
+#pragma unroll 1
+    while (true) {
+      if (again) {
+        float rescale[2];
+        follow(score, sum, rescale);
+        scale_rows(out, rescale);
+        sum[0] = sum[1] = 0.f;
+        exponentiate_packed<Element, 0, kEarly>(score, p, sum);
+      }
+      exponentiate_packed<Element, kEarly, N>(score, p, sum);
+      if (again || !too_large(sum)) break;
+      again = true;
+    }
+    row_sum[0] += sum[0];
+    row_sum[1] += sum[1];
+  }
+
   // Whether the sum of a block, in any thread of the warp, says that a reference is too low for its
   // scores. Not even infinite probabilities are lost then: the block is done again.
   CUTE_DEVICE static bool too_large(float const (&sum)[2]) {
     return __any_sync(0xffffffffu, !(sum[0] <= kLargest && sum[1] <= kLargest));
-  }
-
-  CUTE_DEVICE void add(float const (&sum)[2]) {
-    row_sum[0] += sum[0];
-    row_sum[1] += sum[1];
   }
 
   // Sums over the lanes of a row. Afterwards inverse[row] normalises the output (0 for a row that
