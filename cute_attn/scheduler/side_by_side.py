@@ -8,7 +8,7 @@ decodes reads more than its share of the bandwidth, and fewer of them do.
     decode on the others     bytes / rate(sms - n) + items in turn
 
 The constants are a fit to thirteen made-up steps on an H200, each with up to twenty numbers of SMs
-(perf/NOTES.md): what loses least where a step takes the number that they say, 1.2 % in the mean. By
+(perf/NOTES.md): what loses least where a step takes the number that they say, 1.5 % in the mean. By
 themselves they say little: an SM reads 40 to 73 GB/s, and prefill is slowed by 0 to 15 %.
 """
 

@@ -37,20 +37,14 @@ class WorkspaceSize:
     partial_out: int
     partial_lse: int
 
-    @property
-    def offsets(self) -> tuple[int, int, int]:
+    def offsets_of(self, launch: int = 0, before: int = 0) -> tuple[int, int, int]:
         """Byte offsets of arrivals, partial_out and partial_lse in the workspace.
 
         The arrival counters come first and take `ARRIVALS_BYTES` whatever the kernel, so that
         kernels with other tiles can share a workspace. They are zero between launches.
-        """
-        return self.offsets_of(0, 0)
-
-    def offsets_of(self, launch: int, before: int) -> tuple[int, int, int]:
-        """The same for one of the launches of a step.
 
         Args:
-            launch: 0 or 1.
+            launch: 0 or 1, of the launches of a step.
             before: bytes of partial results that belong to the launches before it.
         """
         partial_out = ARRIVALS_BYTES + before

@@ -137,6 +137,18 @@ def as_integers(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.int16 if x.element_size() == 2 else torch.int32)
 
 
+def wanted(case: Case, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and lse of a case by the oracle."""
+    return oracle64.attend_batch(
+        batch.q,
+        batch.q_lens,
+        batch.keys,
+        batch.values,
+        causal="causal" in case.variant,
+        **batch.oracle_options,
+    )
+
+
 def check_case(
     case: Case, device: torch.device, arch: str | None, longest: int = LENGTHS[-1]
 ) -> tuple[Errors, BatchAttention]:
@@ -163,14 +175,7 @@ def check_case(
     same = torch.equal(as_integers(first.out), as_integers(second.out))
     if first.lse is not None and second.lse is not None:
         same = same and torch.equal(as_integers(first.lse), as_integers(second.lse))
-    want, want_lse = oracle64.attend_batch(
-        batch.q,
-        batch.q_lens,
-        batch.keys,
-        batch.values,
-        causal="causal" in case.variant,
-        **batch.oracle_options,
-    )
+    want, want_lse = wanted(case, batch)
     err, row, far, exact = oracle64.errors(first.out, first.lse, want, want_lse)
     found = Errors(
         err=err,

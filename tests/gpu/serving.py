@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +68,41 @@ def random_requests(seed: int, count: int, longest_q: int, longest_kv: int) -> l
         q = rng.choice((1, 1, rng.randint(0, longest_q)))
         pairs.append((q, rng.choice((0, rng.randint(1, longest_kv), rng.randint(1, 64)))))
     return pairs
+
+
+def assert_chain(calls: Sequence[Callable[..., Any]], batch: Batch, *, captured: bool) -> None:
+    """Calls whose output is the queries of the next, with nothing between them, give the bits of
+    calls with the device idle between them.
+
+    Args:
+        calls: `run` of planned wrappers.
+        batch: what they were planned for.
+        captured: in a replayed CUDA graph.
+    """
+    alone = [batch.q]
+    for call in calls:
+        alone.append(call(alone[-1], *batch.kv))
+        torch.cuda.synchronize()
+    assert all(out.isfinite().all() for out in alone)
+    chain = [batch.q, *(torch.empty_like(batch.q) for _ in calls)]
+
+    def run() -> None:
+        for call, queries, out in zip(calls, chain[:-1], chain[1:], strict=True):
+            call(queries, *batch.kv, out=out)
+
+    run()  # argument blocks and tensor maps, before a capture
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+    for _ in range(3):
+        for out in chain[1:]:
+            out.fill_(torch.nan)
+        torch.cuda.synchronize()
+        graph.replay() if captured else run()
+        torch.cuda.synchronize()
+        for link, (got, want) in enumerate(zip(chain, alone, strict=True)):
+            assert torch.equal(got, want), f"link {link}"
 
 
 def assert_right(

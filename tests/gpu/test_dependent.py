@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
-from tests.gpu.serving import EVERYTHING, serving_attention, serving_batch
+from tests.gpu.serving import EVERYTHING, assert_chain, serving_attention, serving_batch
 
 pytestmark = pytest.mark.gpu
 
@@ -32,28 +30,4 @@ def test_a_chain_gives_the_bits_of_single_calls(
     batch = serving_batch(BATCHES[name], device, page_size=page_size)
     wrapper = serving_attention(device, schedule=schedule)
     wrapper.plan(batch.qo_indptr, batch.kv_format)
-    alone = [batch.q]
-    for _ in range(LINKS):
-        alone.append(wrapper.run(alone[-1], *batch.kv))
-        torch.cuda.synchronize()
-    assert all(out.isfinite().all() for out in alone)
-
-    chain = [batch.q, *(torch.full_like(batch.q, torch.nan) for _ in range(LINKS))]
-
-    def run() -> None:
-        for queries, out in itertools.pairwise(chain):
-            wrapper.run(queries, *batch.kv, out=out)
-
-    run()  # argument blocks and tensor maps, before a capture
-    if captured:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-    for _ in range(3):
-        for out in chain[1:]:
-            out.fill_(torch.nan)
-        torch.cuda.synchronize()
-        graph.replay() if captured else run()
-        torch.cuda.synchronize()
-        for link, (got, want) in enumerate(zip(chain, alone, strict=True)):
-            assert torch.equal(got, want), f"link {link}"
+    assert_chain([wrapper.run] * LINKS, batch, captured=captured)

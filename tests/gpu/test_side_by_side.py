@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.gpu.serving import assert_right, serving_attention, serving_batch
+from tests.gpu.serving import assert_chain, assert_right, serving_attention, serving_batch
 
 pytestmark = pytest.mark.gpu
 
@@ -57,30 +57,7 @@ def test_who_follows_waits_for_both(captured: bool, device: torch.device) -> Non
     both = serving_attention(device).plan(batch.qo_indptr, batch.kv_format)
     one = serving_attention(device, schedule="hopper_tile").plan(batch.qo_indptr, batch.kv_format)
     assert (len(both.plans), len(one.plans)) == (2, 1)
-    alone = [batch.q]
-    for link in range(LINKS):
-        alone.append((one if link % 2 else both).run(alone[-1], *batch.kv))
-        torch.cuda.synchronize()
-    assert all(out.isfinite().all() for out in alone)
-    chain = [batch.q, *(torch.empty_like(batch.q) for _ in range(LINKS))]
-
-    def run() -> None:
-        for link in range(LINKS):
-            (one if link % 2 else both).run(chain[link], *batch.kv, out=chain[link + 1])
-
-    run()
-    if captured:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-    for _ in range(3):
-        for out in chain[1:]:
-            out.fill_(torch.nan)
-        torch.cuda.synchronize()
-        graph.replay() if captured else run()
-        torch.cuda.synchronize()
-        for link, (got, want) in enumerate(zip(chain, alone, strict=True)):
-            assert torch.equal(got, want), f"link {link}"
+    assert_chain([both.run, one.run] * (LINKS // 2), batch, captured=captured)
 
 
 def test_the_plan_of_the_next_step(device: torch.device) -> None:

@@ -142,7 +142,7 @@ def test_workspace() -> None:
     assert size.plan == 4 * PlanLayout(132, 256).size
     assert size.partial_out == 262 * 128 * 128 * 4
     assert size.partial_lse == 262 * 128 * 4
-    first, second, third = size.offsets
+    first, second, third = size.offsets_of()
     assert first == 0
     assert second >= 4 * max_slots(132) and third >= second + size.partial_out
     assert second % 256 == third % 256 == size.total % 256 == 0
@@ -157,7 +157,7 @@ def test_arrivals_lie_at_the_same_place_for_every_kernel() -> None:
         workspace_size(num_blocks=blocks, max_requests=1, tile_q=tile_q, head_dim_vo=dim)
         for blocks, tile_q, dim in ((132, 128, 128), (396, 16, 64), (264, 16, 256))
     ]
-    assert len({size.offsets[:2] for size in sizes}) == 1
+    assert len({size.offsets_of()[:2] for size in sizes}) == 1
     with pytest.raises(ValueError, match="num_blocks is 5000"):
         workspace_size(num_blocks=5000, max_requests=1, tile_q=16, head_dim_vo=64)
 
