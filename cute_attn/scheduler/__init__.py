@@ -8,6 +8,8 @@ from cute_attn.scheduler.cost import DEFAULT_COST, H200, CostModel, Gpu
 from cute_attn.scheduler.explain import Explanation, Launch, explain
 from cute_attn.scheduler.min_heap import HeapAssignment, plan_min_heap
 from cute_attn.scheduler.planner import Plan, plan_batch
+from cute_attn.scheduler.prices import Prices, prices_of
+from cute_attn.scheduler.reads import Reads, reads_of
 from cute_attn.scheduler.side_by_side import prefill_sms
 from cute_attn.scheduler.simulator import Report, plan_items, simulate, simulate_plans
 from cute_attn.scheduler.workspace import (
@@ -28,6 +30,8 @@ __all__ = [
     "HeapAssignment",
     "Launch",
     "Plan",
+    "Prices",
+    "Reads",
     "Report",
     "RequestBatch",
     "WorkspaceSize",
@@ -37,6 +41,8 @@ __all__ = [
     "plan_items",
     "plan_min_heap",
     "prefill_sms",
+    "prices_of",
+    "reads_of",
     "simulate",
     "simulate_plans",
     "workspace_size",

@@ -19,14 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from cute_attn.abi import Item, WorkWalker
-from cute_attn.scheduler.each import Int64Array, spread
 from cute_attn.scheduler.planner import Plan
+from cute_attn.scheduler.prices import Prices, prices_of
 from cute_attn.scheduler.reads import reads_of
 from cute_attn.scheduler.simulator import simulate_plans
-from cute_attn.scheduler.tiles import sort_requests
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -281,8 +278,8 @@ def _explain(launch: Launch, pace: float) -> ExplainedLaunch:
     items = [item for own in of_blocks for item in own]
     reads = reads_of(items, requests, geometry)
     kv_bytes = (reads.keys * cost.key_bytes).tolist()
-    prices = _prices(plan)
-    costs = prices.of(reads.table)
+    prices = prices_of(requests, geometry, cost)
+    costs = prices.of_items(reads.table).tolist()
     assert requests.ids is not None
     ids, kv_len = requests.ids.tolist(), requests.kv_len.tolist()
     tile_kv = geometry.tile_kv
@@ -320,48 +317,7 @@ def _explain(launch: Launch, pace: float) -> ExplainedLaunch:
     )
 
 
-@dataclass(frozen=True)
-class _Prices:
-    """What the planner took, ns, by record.
-
-    Attributes:
-        item: an item beside its KV blocks.
-        block: one KV block.
-        partial: writing a partial result.
-        merge: reading one again.
-    """
-
-    item: int
-    block: Int64Array
-    partial: Int64Array
-    merge: Int64Array
-
-    def of(self, table: Int64Array) -> list[int]:
-        """Costs of items, given as a table."""
-        request, *_, begin, end, slot = table.T
-        costs = self.item + (end - begin) * self.block[request]
-        costs += (slot >= 0) * self.partial[request]
-        return list(costs.tolist())
-
-
-def _prices(plan: Plan) -> _Prices:
-    # Neither the L2 budget nor the shortest piece has a say in these.
-    records = sort_requests(plan.requests, plan.geometry, plan.cost, 0, 1)
-
-    def by_record(values: Int64Array | int) -> Int64Array:
-        found = np.empty(records.count, np.int64)
-        found[records.order] = spread(values, records.count)
-        return found
-
-    return _Prices(
-        item=plan.cost.item(plan.geometry),
-        block=by_record(records.block_cost),
-        partial=by_record(records.partial_cost),
-        merge=by_record(records.merge_cost),
-    )
-
-
-def _splits(plan: Plan, of_blocks: list[list[Item]], prices: _Prices) -> tuple[SplitTile, ...]:
+def _splits(plan: Plan, of_blocks: list[list[Item]], prices: Prices) -> tuple[SplitTile, ...]:
     pieces: dict[int, dict[int, int]] = defaultdict(dict)  # tile: {slot: thread block}
     whole: dict[int, Item] = {}
     for block, own in enumerate(of_blocks):
@@ -372,7 +328,7 @@ def _splits(plan: Plan, of_blocks: list[list[Item]], prices: _Prices) -> tuple[S
     found = []
     for tile, record, first_slot, num_slots in plan.view.splits[: plan.num_split_tiles].tolist():
         item, in_order = whole[tile], sorted(pieces[tile].items())
-        merge = plan.cost.merge_ns + num_slots * int(prices.merge[record])
+        merge = prices.of_merge(record, num_slots)
         split = SplitTile(
             request=plan.view.request(record).batch,
             kv_head=item.kv_head,
