@@ -25,7 +25,7 @@ from cute_attn.api.kernel import Kernel
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import Step, make_step
 from cute_attn.formats import KVFormat
-from cute_attn.scheduler import Plan
+from cute_attn.scheduler import Explanation, Launch, Plan, explain
 from cute_attn.variants import Variant
 
 KV_LAYOUTS = ("NHD", "HND")
@@ -166,6 +166,27 @@ class BatchAttention:
         if self._handle is None:
             self._handle = torch_ops.register(self)
         return self._handle
+
+    def explain(self) -> Explanation:
+        """Which thread block does what in the last step, when, and for how many bytes.
+
+        `print()` it for a table, `plot("step.svg")` it for a timeline (needs matplotlib), or read
+        its fields. Times are predicted by the cost model, of an H200; nothing is measured. On the
+        CPU it shows how the work of the executor would be spread.
+
+        Raises:
+            RuntimeError: not planned.
+        """
+        if self._step is None:
+            raise RuntimeError("explain() before plan(): plan the step first")
+        specs = [kernel.spec for kernel in self.kernels if kernel.spec is not None]
+        if not specs:
+            return explain(*(Launch(plan, "CPU executor") for plan in self.plans))
+        launches = (
+            Launch(plan, spec.schedule, spec.tile.blocks_per_sm)
+            for plan, spec in zip(self.plans, specs, strict=True)
+        )
+        return explain(*launches)
 
     def workspace_size(self, page_size: int | None = None) -> int:
         """Bytes of `workspace` that suffice for any step, whatever its lengths.

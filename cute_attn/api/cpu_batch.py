@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from cute_attn.api.shape import BatchShape, refuse_kv
 from cute_attn.api.step import Step
 from cute_attn.reference import execute
-from cute_attn.scheduler import Geometry, Plan, plan_batch
+from cute_attn.scheduler import DEFAULT_COST, Geometry, Plan, plan_batch
 
 _NUM_BLOCKS = 8
 _TILE_KV = 64
@@ -30,6 +32,8 @@ class CpuBatch:
         self._shape = shape
         self._max_requests = max_requests
         self._padded = cuda_graph
+        key_bytes = (shape.head_dim_qk + shape.head_dim_vo) * shape.dtype.itemsize
+        self._cost = replace(DEFAULT_COST, key_bytes=key_bytes)
         self._step: Step
         self.plan_of_step: Plan | None = None
 
@@ -54,6 +58,7 @@ class CpuBatch:
             ),
             _NUM_BLOCKS,
             max_requests=self._max_requests,
+            cost=self._cost,
         )
         self._step = step
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -100,14 +101,40 @@ def show_command(
     blocks: Annotated[
         int | None, typer.Option(min=1, help="With --what plan: thread blocks of the grid.")
     ] = None,
+    beside: Annotated[
+        bool,
+        typer.Option(
+            "--beside",
+            help="With --what plan: the kernels that a batch takes for the step, on Hopper maybe"
+            " two: decode beside prefill.",
+        ),
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="With --what plan: what every thread block does.")
+    ] = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --what plan: write the timeline to a .png, .svg, ... (needs matplotlib)."
+        ),
+    ] = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Show one kernel: its source, resources, SASS, PTX, or the plan of a real step for it."""
-    from cute_attn.cli import show
+    from cute_attn.cli import show, show_plan
     from cute_attn.cli.compile import arch_here
 
+    for name, given in (("beside", beside), ("explain", explain), ("picture", picture)):
+        if given and what is not View.PLAN:
+            raise typer.BadParameter("it takes --what plan", param_hint=f"--{name}")
+    if beside and (schedule or decode or tile or blocks):
+        raise typer.BadParameter(
+            "kernels and grids are those of a batch; it takes none of --schedule, --decode, --tile"
+            " and --blocks",
+            param_hint="--beside",
+        )
     with errors_for_people():
-        spec = show.spec_of(
+        problem = show.problem_of(
             arch=arch.value if arch else arch_here(),
             dtype=dtype.value,
             head_dim=head_dim,
@@ -115,11 +142,14 @@ def show_command(
             group=group,
             page_size=page_size,
             variant=variant,
-            schedule=schedule.value if schedule else None,
-            decode=decode,
-            tile=tile or [],
         )
-        show.run(spec, what.value, step=step, blocks=blocks, as_json=as_json)
+        family = schedule.value if schedule else None
+        spec = show.spec_of(problem, schedule=family, decode=decode, tile=tile or [])
+        if what is View.PLAN:
+            view = show_plan.PlanView(step, blocks, beside, explain, picture)
+            show_plan.run(spec, problem, view, as_json=as_json)
+        else:
+            show.run(spec, what.value, as_json=as_json)
 
 
 def demo_command(

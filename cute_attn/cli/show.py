@@ -1,4 +1,4 @@
-"""`cute-attn show`: the source, resources, PTX, SASS or plan of one kernel."""
+"""`cute-attn show`: the source, resources, PTX or SASS of one kernel."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from rich.syntax import Syntax
 
 from cute_attn.api import Kernel, KernelSpec, Problem, build, choose
 from cute_attn.api.dispatch import emit, with_tile
-from cute_attn.cli.plan_facts import GPU_SMS, NUM_KV_HEADS, plan_step
 from cute_attn.cli.presets import variant_of
 from cute_attn.cli.terminal import output, table
 from cute_attn.runtime import supports_arch
-from cute_attn.workloads import load_steps
 
 _GPUS = ("sm_80", "sm_86", "sm_89", "sm_90a")
 _LEXERS = {"source": "cuda", "ptx": "ptx", "sass": "text"}
 
 
-def spec_of(
+def problem_of(
     *,
     arch: str,
     dtype: str,
@@ -32,23 +30,26 @@ def spec_of(
     group: int,
     page_size: int,
     variant: str,
-    schedule: str | None,
-    decode: bool,
-    tile: list[str],
-) -> KernelSpec:
+) -> Problem:
+    """What the kernel is chosen by.
+
+    Raises:
+        typer.BadParameter: no such variant.
+    """
+    try:
+        known = variant_of(variant)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--variant") from error
+    return Problem(arch, dtype, head_dim, head_dim_vo or head_dim, group, known, page_size or None)
+
+
+def spec_of(problem: Problem, *, schedule: str | None, decode: bool, tile: list[str]) -> KernelSpec:
     """The kernel that the options describe.
 
     Raises:
         typer.BadParameter: an option is malformed.
         UnsupportedSpecError: there is no such kernel.
     """
-    try:
-        known = variant_of(variant)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--variant") from error
-    problem = Problem(
-        arch, dtype, head_dim, head_dim_vo or head_dim, group, known, page_size or None
-    )
     spec = choose(problem, small=decode, schedule=schedule)
     overrides = dict(_override(text, spec) for text in tile)
     return with_tile(spec, **overrides) if overrides else spec
@@ -66,11 +67,9 @@ def _override(text: str, spec: KernelSpec) -> tuple[str, int]:
     return name, type(fields[name])(int(value))  # a switch stays a bool
 
 
-def run(spec: KernelSpec, what: str, *, step: str, blocks: int | None, as_json: bool) -> None:
-    """Prints one view of a kernel."""
-    if what == "plan":
-        _show_plan(spec, step, blocks, as_json)
-    elif what == "resources":
+def run(spec: KernelSpec, what: str, *, as_json: bool) -> None:
+    """Prints one view of a kernel; of its plans: `show_plan`."""
+    if what == "resources":
         _show_resources(build(spec), as_json)
     else:
         text = emit(spec).text if what == "source" else str(getattr(build(spec), what))
@@ -134,25 +133,4 @@ def _show_resources(kernel: Kernel, as_json: bool) -> None:
         elif isinstance(value, list | tuple):
             value = "; ".join(map(str, value)) or "none"
         made.add_row(name.replace("_", " "), escape(str(value)))
-    output().print(made)
-
-
-def _show_plan(spec: KernelSpec, step_name: str, blocks: int | None, as_json: bool) -> None:
-    steps = {step.name: step for step in load_steps()}
-    if step_name not in steps:
-        raise typer.BadParameter(
-            f"step is {step_name!r}; it takes {', '.join(steps)}", param_hint="--step"
-        )
-    gpu, sms = GPU_SMS[spec.arch]
-    facts = plan_step(steps[step_name], spec, blocks or sms * spec.tile.blocks_per_sm).to_json()
-    facts = {"kernel": spec.name, "step": step_name, "kv_heads": NUM_KV_HEADS, **facts}
-    if as_json:
-        typer.echo(json.dumps(facts, indent=2))
-        return
-    grid = "thread blocks, as given" if blocks else f"thread blocks, of one {gpu}"
-    made = table("plan", "value", left=2)
-    for name, value in facts.items():
-        if value is not None:
-            label = grid if name == "thread_blocks" else name.replace("_", " ")
-            made.add_row(label, escape(str(value)))
     output().print(made)

@@ -5,10 +5,13 @@ NumPy only: no torch, no CUDA, nothing about how kernels are written.
 
 from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.cost import DEFAULT_COST, H200, CostModel, Gpu
+from cute_attn.scheduler.explain import Explanation, Launch, explain
 from cute_attn.scheduler.min_heap import HeapAssignment, plan_min_heap
 from cute_attn.scheduler.planner import Plan, plan_batch
+from cute_attn.scheduler.prices import Prices, prices_of
+from cute_attn.scheduler.reads import Reads, reads_of
 from cute_attn.scheduler.side_by_side import prefill_sms
-from cute_attn.scheduler.simulator import Report, plan_items, simulate
+from cute_attn.scheduler.simulator import Report, plan_items, simulate, simulate_plans
 from cute_attn.scheduler.workspace import (
     ARRIVALS_BYTES,
     WorkspaceSize,
@@ -21,18 +24,26 @@ __all__ = [
     "DEFAULT_COST",
     "H200",
     "CostModel",
+    "Explanation",
     "Geometry",
     "Gpu",
     "HeapAssignment",
+    "Launch",
     "Plan",
+    "Prices",
+    "Reads",
     "Report",
     "RequestBatch",
     "WorkspaceSize",
+    "explain",
     "max_slots",
     "plan_batch",
     "plan_items",
     "plan_min_heap",
     "prefill_sms",
+    "prices_of",
+    "reads_of",
     "simulate",
+    "simulate_plans",
     "workspace_size",
 ]

@@ -22,14 +22,16 @@ iterated to convergence: equal input gives an equal plan, to the bit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_attn.abi.plan import (
     CUT_FIELDS,
     HEADER_FIELDS,
+    MAX_BATCH,
     REQUEST_FIELDS,
     SPLIT_FIELDS,
     START_FIELDS,
@@ -58,6 +60,9 @@ from cute_attn.scheduler.rounds import hand_out_rounds, sort_last_rounds
 from cute_attn.scheduler.tiles import Records, Runs, make_runs, sort_requests
 from cute_attn.scheduler.workspace import max_slots
 
+if TYPE_CHECKING:
+    from cute_attn.scheduler.explain import Explanation
+
 POLICIES = ("balanced", "whole")
 # Far below the 60 MB of an H200's L2: two generations of heads overlap, each half of the L2 keeps
 # its own copy, and causal tiles read their KV at different places. (192, 128) causal, 128 heads of
@@ -76,6 +81,7 @@ class Plan:
         num_requests, num_tiles, num_whole_tiles, num_split_tiles, num_slots: as in the header.
         block_costs: (num_blocks,) int64, model cost of each block, ns.
         merge_cost: model cost of the merge, ns; 0 if no tile is split.
+        cost: the cost model that it was planned with.
     """
 
     buffer: IntArray
@@ -87,11 +93,25 @@ class Plan:
     num_slots: int
     block_costs: Int64Array
     merge_cost: int
+    cost: CostModel
 
     @cached_property
     def view(self) -> PlanView:
         """NumPy views of the buffer's sections."""
         return PlanView(self.buffer, self.layout)
+
+    @cached_property
+    def requests(self) -> RequestBatch:
+        """What was planned, in the order of the plan's records; `ids` are the caller's indices."""
+        records = self.view.requests[: self.num_requests]
+        ids = records[:, REQUEST_FIELDS.index("meta")] & (MAX_BATCH - 1)
+        q_start, q_len, kv_start, kv_len, q_pos, kv_pos = records[:, :6].T
+        return RequestBatch(q_start, q_len, kv_start, kv_len, q_pos, kv_pos, ids)
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """Tile shape and visible band that it was made for."""
+        return Geometry(*(self.view.get(field.name) for field in fields(Geometry)))
 
     @property
     def imbalance(self) -> float:
@@ -103,6 +123,17 @@ class Plan:
     def predicted_us(self) -> float:
         """Time by the cost model: the busiest block, then the merge. See also `simulate`."""
         return (int(self.block_costs.max()) + self.merge_cost) / 1000
+
+    def explain(self, *, name: str = "one launch", blocks_per_sm: int = 1) -> Explanation:
+        """Which thread block does what: `print` it, `plot` it, or read its fields.
+
+        Args:
+            name: of the kernel, for people.
+            blocks_per_sm: thread blocks of the kernel that share an SM.
+        """
+        from cute_attn.scheduler.explain import Launch, explain  # which imports this module
+
+        return explain(Launch(self, name, blocks_per_sm))
 
 
 def plan_batch(
@@ -156,7 +187,7 @@ def plan_batch(
     runs = make_runs(records, geometry, cost)
     item = cost.item(geometry)
     best = _hand_out(records, runs, num_blocks, item, cost, split=policy == "balanced")
-    return _write(records, runs, geometry, best, PlanLayout(num_blocks, capacity))
+    return _write(records, runs, geometry, best, PlanLayout(num_blocks, capacity), cost)
 
 
 def _check_counts(requests: RequestBatch, records: Records, geometry: Geometry) -> None:
@@ -253,7 +284,12 @@ _START_SOURCES = [
 
 
 def _write(
-    records: Records, runs: Runs, geometry: Geometry, best: Candidate, layout: PlanLayout
+    records: Records,
+    runs: Runs,
+    geometry: Geometry,
+    best: Candidate,
+    layout: PlanLayout,
+    cost: CostModel,
 ) -> Plan:
     """Fills the buffer."""
     n, num_blocks = records.count, layout.num_blocks
@@ -314,6 +350,7 @@ def _write(
         num_slots=num_slots,
         block_costs=best.costs,
         merge_cost=best.merge,
+        cost=cost,
     )
 
 

@@ -22,6 +22,7 @@ from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.cost import DEFAULT_COST, H200, CostModel, Gpu
 from cute_attn.scheduler.each import Int64Array
 from cute_attn.scheduler.planner import Plan
+from cute_attn.scheduler.reads import reads_of
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -111,49 +112,113 @@ def simulate(
         blocks_per_sm: resident blocks that share an SM.
     """
     blocks = plan_items(assignment) if isinstance(assignment, Plan) else assignment
+    launch = _demand(blocks, requests, geometry, cost, gpu, blocks_per_sm)
+    return _reports([launch], gpu)[0]
+
+
+def simulate_plans(
+    plans: Sequence[Plan], blocks_per_sm: Sequence[int], *, gpu: Gpu = H200
+) -> list[Report]:
+    """Predicts launches that run at the same time, on SMs of their own, and share the bandwidth.
+
+    Args:
+        plans: of the launches.
+        blocks_per_sm: of each launch.
+        gpu: the device's ceilings.
+    """
+    launches = []
+    for plan, per_sm in zip(plans, blocks_per_sm, strict=True):
+        walker = WorkWalker(plan.view)
+        blocks = [list(walker.items(block)) for block in range(walker.num_blocks)]
+        launches.append(_demand(blocks, plan.requests, plan.geometry, plan.cost, gpu, per_sm))
+    return _reports(launches, gpu)
+
+
+@dataclass(frozen=True)
+class _Demand:
+    """What the thread blocks of a launch need.
+
+    Attributes:
+        alone: (num_blocks,) us of each if nobody else read.
+        bytes_of: (num_blocks,) from HBM.
+        merges: (num_blocks,) us that each merges.
+        compute: (num_blocks,) us of its tensor-core work.
+        spread_us: mean of `alone` if no tile were split.
+        num_items, num_split_tiles: counts.
+    """
+
+    alone: FloatArray
+    bytes_of: FloatArray
+    merges: FloatArray
+    compute: FloatArray
+    spread_us: float
+    num_items: int
+    num_split_tiles: int
+
+
+def _demand(
+    blocks: Sequence[Sequence[Item]],
+    requests: RequestBatch,
+    geometry: Geometry,
+    cost: CostModel,
+    gpu: Gpu,
+    blocks_per_sm: int,
+) -> _Demand:
+    """Of one launch; `Item.request` is an index into `requests`."""
     items = [item for block in blocks for item in block]
     of_block = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
-    table = np.array(items, np.int64).reshape(-1, len(Item._fields))
-    request, _, head, _, rows, begin, end, slot = table.T
-    length = requests.kv_len[request]
-    read = np.minimum(end * geometry.tile_kv, length) - np.minimum(begin * geometry.tile_kv, length)
+    reads = reads_of(items, requests, geometry)
+    _, tile, _, _, rows, begin, end, slot = reads.table.T
 
     # Bytes that one (request, head) needs once, over the bytes that its items load.
-    owner = request * geometry.num_kv_heads + head
-    size = requests.num_requests * geometry.num_kv_heads
-    low, high = np.full(size, np.iinfo(np.int64).max), np.zeros(size, np.int64)
-    np.minimum.at(low, owner, begin)
-    np.maximum.at(high, owner, end)
-    loaded = np.bincount(owner, read, size)
-    reach = np.minimum(high * geometry.tile_kv, np.repeat(requests.kv_len, geometry.num_kv_heads))
-    once = np.maximum(reach - np.minimum(low, high) * geometry.tile_kv, 0)
-    fresh = np.minimum(once / np.maximum(loaded, 1), 1.0)
+    loaded = np.bincount(reads.owner, reads.keys, reads.once.size)
+    fresh = np.minimum(reads.once / np.maximum(loaded, 1), 1.0)
 
     compute = (end - begin) * cost.compute_block(geometry) / 1000
     partial = (slot >= 0) * rows * cost.partial_row_ps / 1e6
-    load_us = read * cost.key_bytes * blocks_per_sm / gpu.sm_read_gbps / 1000
+    load_us = reads.keys * cost.key_bytes * blocks_per_sm / gpu.sm_read_gbps / 1000
     loop = np.maximum(compute, load_us)
-    hbm = (read * fresh[owner] + rows) * cost.key_bytes
+    hbm = (reads.keys * fresh[reads.owner] + rows) * cost.key_bytes
     count, fixed = len(blocks), cost.item(geometry) / 1000
     took = loop + fixed + partial
-    alone = _sum(of_block, took, count)
-    bytes_of = _sum(of_block, hbm, count)
-    rate = gpu.read_gbps * 1000
-    busy = _share_bandwidth(alone, bytes_of, rate)
-    merges = _merges(table, of_block, took, cost, count)
-    after = _share_bandwidth(alone + merges, bytes_of, rate) if merges.any() else busy
-    spread = (loop.sum() + np.unique(table[:, 1]).size * fixed) / count
-    return Report(
-        gpu=gpu,
-        num_blocks=count,
+    return _Demand(
+        alone=_sum(of_block, took, count),
+        bytes_of=_sum(of_block, hbm, count),
+        merges=_merges(reads.table, of_block, took, cost, count),
+        compute=_sum(of_block, compute, count),
+        spread_us=float(loop.sum() + np.unique(tile).size * fixed) / count,
         num_items=len(items),
-        num_split_tiles=int(np.unique(table[slot >= 0, 1]).size),
-        busy_us=busy,
-        compute_us=_sum(of_block, compute, count),
-        hbm_bytes=int(bytes_of.sum()),
-        merge_us=max(float(after.max(initial=0.0) - busy.max(initial=0.0)), 0.0),
-        ideal_us=max(float(spread), float(bytes_of.sum()) / rate),
+        num_split_tiles=int(np.unique(tile[slot >= 0]).size),
     )
+
+
+def _reports(launches: Sequence[_Demand], gpu: Gpu) -> list[Report]:
+    """Of launches that run at the same time."""
+    rate = gpu.read_gbps * 1000
+    alone = np.concatenate([launch.alone for launch in launches])
+    bytes_of = np.concatenate([launch.bytes_of for launch in launches])
+    merges = np.concatenate([launch.merges for launch in launches])
+    busy = _share_bandwidth(alone, bytes_of, rate)
+    after = _share_bandwidth(alone + merges, bytes_of, rate) if merges.any() else busy
+    reports, begin = [], 0
+    for launch in launches:
+        own = slice(begin, begin + launch.alone.size)
+        begin = own.stop
+        late = float(after[own].max(initial=0.0) - busy[own].max(initial=0.0))
+        hbm_bytes = float(launch.bytes_of.sum())
+        report = Report(
+            gpu=gpu,
+            num_blocks=launch.alone.size,
+            num_items=launch.num_items,
+            num_split_tiles=launch.num_split_tiles,
+            busy_us=busy[own],
+            compute_us=launch.compute,
+            hbm_bytes=int(hbm_bytes),
+            merge_us=max(late, 0.0),
+            ideal_us=max(launch.spread_us, hbm_bytes / rate),
+        )
+        reports.append(report)
+    return reports
 
 
 def _merges(

@@ -55,6 +55,22 @@ def test_two_launches_share_the_sms(fake_gpu: Any) -> None:
         assert prefill.params[name] != decode.params[name]
 
 
+def test_both_launches_are_explained(fake_gpu: Any) -> None:
+    batch = fake_gpu.batch(8, 2, 128)
+    with pytest.raises(RuntimeError, match=r"explain\(\) before plan\(\)"):
+        batch.explain()
+    explanation = batch.plan(*step(Q_LENS, PAGES)).explain()
+    prefill, decode = explanation.launches
+    assert (prefill.name, decode.name) == ("hopper_tile", "ampere_decode")
+    assert (prefill.plan, decode.plan) == batch.plans
+    assert prefill.num_sms + decode.num_sms == 4
+    assert decode.blocks_per_sm == batch.kernels[1].spec.tile.blocks_per_sm
+    # Keys of 256 bytes and as many of values, of each of two KV heads.
+    assert decode.kv_bytes == 2 * 3500 * 16 * 2 * 512
+    assert prefill.distinct_kv_bytes == 10 * 16 * 2 * 512
+    assert "hopper_tile" in str(explanation) and "ampere_decode" in str(explanation)
+
+
 def test_one_workspace_holds_both(fake_gpu: Any) -> None:
     size = fake_gpu.batch(8, 2, 128).workspace_size(16)
     raw = torch.zeros(size + 128, dtype=torch.uint8)

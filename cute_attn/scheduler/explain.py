@@ -1,0 +1,342 @@
+"""`explain`: which thread block does what in the launches of a step, when, and for how many bytes.
+
+    it = batch.explain()               # of a planned BatchAttention; or plan.explain()
+    print(it)                          # a table; a summary where there are many items
+    it.plot("step.svg")                # the timeline (needs matplotlib)
+    it.launches[0].blocks[17].items    # the numbers
+
+Times of a single launch are those of the plan's cost model, item by item, and end where
+`Plan.block_costs` says. Launches side by side share the bandwidth, which the cost model of either
+knows nothing about: their times are stretched or shrunk so that each one ends when the simulator
+says it does.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cute_attn.abi import Item, WorkWalker
+from cute_attn.scheduler.planner import Plan
+from cute_attn.scheduler.prices import Prices, prices_of
+from cute_attn.scheduler.reads import reads_of
+from cute_attn.scheduler.simulator import simulate_plans
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch to be explained.
+
+    Attributes:
+        plan: what it computes.
+        name: of its kernel, for people.
+        blocks_per_sm: thread blocks that share an SM.
+    """
+
+    plan: Plan
+    name: str = "one launch"
+    blocks_per_sm: int = 1
+
+
+class ExplainedItem(NamedTuple):
+    """One piece of work of a thread block: query rows of one (request, KV head) against keys.
+
+    Attributes:
+        request: index in the caller's order.
+        kv_head: the KV head; its query heads are packed in the rows.
+        row_begin, row_end: packed rows: row r is query token r // group of the request under query
+            head kv_head * group + r % group.
+        key_begin, key_end: keys that are read, counted from the request's first one. Whole KV
+            blocks: single rows may see fewer.
+        slot: partial result that is written, or -1: no other item shares the tile.
+        start_us, end_us: when, from the begin of the launch.
+        kv_bytes: K and V that are loaded, from HBM or the L2 cache.
+    """
+
+    request: int
+    kv_head: int
+    row_begin: int
+    row_end: int
+    key_begin: int
+    key_end: int
+    slot: int
+    start_us: float
+    end_us: float
+    kv_bytes: int
+
+
+@dataclass(frozen=True)
+class ExplainedBlock:
+    """What one thread block does: `items` in their order, done after `end_us`."""
+
+    number: int
+    items: tuple[ExplainedItem, ...]
+    end_us: float
+
+    @property
+    def kv_bytes(self) -> int:
+        """K and V that it loads."""
+        return sum(item.kv_bytes for item in self.items)
+
+
+@dataclass(frozen=True)
+class SplitTile:
+    """A tile whose keys several items share, and which is merged from their partial results.
+
+    Attributes:
+        request, kv_head, row_begin, row_end: as in `ExplainedItem`.
+        first_slot: partial results [first_slot, first_slot + len(blocks)), in key order.
+        blocks: thread blocks of the pieces, in key order.
+        merge_us: reading them again.
+    """
+
+    request: int
+    kv_head: int
+    row_begin: int
+    row_end: int
+    first_slot: int
+    blocks: tuple[int, ...]
+    merge_us: float
+
+
+@dataclass(frozen=True)
+class ExplainedLaunch:
+    """One launch.
+
+    Attributes:
+        name: of its kernel.
+        plan: what was explained.
+        blocks_per_sm: thread blocks that share an SM.
+        blocks: what each thread block of the grid does.
+        splits: tiles that are merged, by their place in the plan.
+        merge_us: what merging adds after the busiest block.
+        distinct_kv_bytes: K and V that the launch needs, each key once per KV head.
+        pace: times here over those of the plan's cost model; 1 unless launches run side by side.
+    """
+
+    name: str
+    plan: Plan
+    blocks_per_sm: int
+    blocks: tuple[ExplainedBlock, ...]
+    splits: tuple[SplitTile, ...]
+    merge_us: float
+    distinct_kv_bytes: int
+    pace: float
+
+    @property
+    def num_sms(self) -> int:
+        """SMs that it fills."""
+        return -(-len(self.blocks) // self.blocks_per_sm)
+
+    @property
+    def num_items(self) -> int:
+        """Pieces of work of all blocks."""
+        return sum(len(block.items) for block in self.blocks)
+
+    @property
+    def kv_bytes(self) -> int:
+        """K and V that all blocks load."""
+        return sum(block.kv_bytes for block in self.blocks)
+
+    @property
+    def busiest_us(self) -> float:
+        """When the last block is done."""
+        return max(block.end_us for block in self.blocks)
+
+    @property
+    def mean_us(self) -> float:
+        """When blocks are done, in the mean."""
+        return sum(block.end_us for block in self.blocks) / len(self.blocks)
+
+    @property
+    def imbalance(self) -> float:
+        """The last block over the mean; 1.0 is perfect."""
+        return self.plan.imbalance
+
+    @property
+    def predicted_us(self) -> float:
+        """The last block, and the merge."""
+        return self.busiest_us + self.merge_us
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which thread block does what in a step; `str()` is a table.
+
+    Attributes:
+        launches: one, or two that run side by side on SMs of their own.
+    """
+
+    launches: tuple[ExplainedLaunch, ...]
+
+    @property
+    def predicted_us(self) -> float:
+        """Time of the step: of the longest launch."""
+        return max(launch.predicted_us for launch in self.launches)
+
+    @property
+    def imbalance(self) -> float:
+        """The last block of all over the mean, every SM weighed alike; 1.0 is perfect."""
+        sms = sum(launch.num_sms for launch in self.launches)
+        mean = sum(launch.mean_us * launch.num_sms for launch in self.launches) / sms
+        busiest = max(launch.busiest_us for launch in self.launches)
+        return busiest / mean if mean else 1.0
+
+    @property
+    def kv_bytes(self) -> int:
+        """K and V that all blocks load."""
+        return sum(launch.kv_bytes for launch in self.launches)
+
+    @property
+    def num_items(self) -> int:
+        """Pieces of work of all launches."""
+        return sum(launch.num_items for launch in self.launches)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every item as a dict, e.g. for a data frame: launch, block, and fields of the item."""
+        for number, launch in enumerate(self.launches):
+            for block in launch.blocks:
+                for item in block.items:
+                    yield {"launch": number, "block": block.number, **item._asdict()}
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, max_items: int = 48) -> str:
+        """Tables for people.
+
+        Args:
+            max_items: a launch of more items than this is summed up: the blocks that are done last
+                and first, and a histogram.
+        """
+        from cute_attn.scheduler.explain_text import text_of
+
+        return text_of(self, max_items)
+
+    def figure(self) -> Figure:
+        """The timeline: time to the right, SMs upwards, colours for requests.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed.
+        """
+        from cute_attn.scheduler.timeline import draw
+
+        return draw(self)
+
+    def plot(self, path: str | Path) -> Path:
+        """Writes the timeline.
+
+        Args:
+            path: a file name; its ending says the format: .png, .svg, .pdf, ...
+
+        Returns:
+            path.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed.
+            ValueError: an ending that matplotlib does not write.
+        """
+        from cute_attn.scheduler.timeline import save
+
+        return save(self, Path(path))
+
+
+def explain(*launches: Launch) -> Explanation:
+    """Explains the launches of one step.
+
+    Args:
+        launches: one, or several that run at the same time, each on SMs of its own.
+
+    Raises:
+        ValueError: no launch.
+    """
+    if not launches:
+        raise ValueError("explain takes at least one launch")
+    paces = [1.0]
+    if len(launches) > 1:
+        plans = [launch.plan for launch in launches]
+        reports = simulate_plans(plans, [launch.blocks_per_sm for launch in launches])
+        paces = [
+            float(report.busy_us.max()) * 1000 / max(int(plan.block_costs.max()), 1)
+            for plan, report in zip(plans, reports, strict=True)
+        ]
+    pairs = zip(launches, paces, strict=True)
+    return Explanation(tuple(_explain(launch, pace) for launch, pace in pairs))
+
+
+def _explain(launch: Launch, pace: float) -> ExplainedLaunch:
+    plan = launch.plan
+    requests, geometry, cost = plan.requests, plan.geometry, plan.cost
+    walker = WorkWalker(plan.view)
+    of_blocks = [list(walker.items(block)) for block in range(walker.num_blocks)]
+    items = [item for own in of_blocks for item in own]
+    reads = reads_of(items, requests, geometry)
+    kv_bytes = (reads.keys * cost.key_bytes).tolist()
+    prices = prices_of(requests, geometry, cost)
+    costs = prices.of_items(reads.table).tolist()
+    assert requests.ids is not None
+    ids, kv_len = requests.ids.tolist(), requests.kv_len.tolist()
+    tile_kv = geometry.tile_kv
+
+    blocks, at = [], 0
+    for number, own in enumerate(of_blocks):
+        explained, now = [], 0
+        for item in own:
+            start, now = now, now + costs[at]
+            length = kv_len[item.request]
+            made = ExplainedItem(
+                request=ids[item.request],
+                kv_head=item.kv_head,
+                row_begin=item.row_begin,
+                row_end=item.row_begin + item.num_rows,
+                key_begin=min(item.block_begin * tile_kv, length),
+                key_end=min(item.block_end * tile_kv, length),
+                slot=item.slot,
+                start_us=start * pace / 1000,
+                end_us=now * pace / 1000,
+                kv_bytes=kv_bytes[at],
+            )
+            explained.append(made)
+            at += 1
+        blocks.append(ExplainedBlock(number, tuple(explained), now * pace / 1000))
+    return ExplainedLaunch(
+        name=launch.name,
+        plan=plan,
+        blocks_per_sm=launch.blocks_per_sm,
+        blocks=tuple(blocks),
+        splits=_splits(plan, of_blocks, prices),
+        merge_us=plan.merge_cost / 1000,
+        distinct_kv_bytes=int(reads.once.sum()) * cost.key_bytes,
+        pace=pace,
+    )
+
+
+def _splits(plan: Plan, of_blocks: list[list[Item]], prices: Prices) -> tuple[SplitTile, ...]:
+    pieces: dict[int, dict[int, int]] = defaultdict(dict)  # tile: {slot: thread block}
+    whole: dict[int, Item] = {}
+    for block, own in enumerate(of_blocks):
+        for item in own:
+            if item.slot >= 0:
+                pieces[item.tile][item.slot] = block
+                whole[item.tile] = item
+    found = []
+    for tile, record, first_slot, num_slots in plan.view.splits[: plan.num_split_tiles].tolist():
+        item, in_order = whole[tile], sorted(pieces[tile].items())
+        merge = prices.of_merge(record, num_slots)
+        split = SplitTile(
+            request=plan.view.request(record).batch,
+            kv_head=item.kv_head,
+            row_begin=item.row_begin,
+            row_end=item.row_begin + item.num_rows,
+            first_slot=first_slot,
+            blocks=tuple(block for _, block in in_order),
+            merge_us=merge / 1000,
+        )
+        found.append(split)
+    return tuple(found)
