@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cute_attn.ampere.tiles import register_budget, register_limit, smem_bytes
+from cute_attn.ampere.tiles import DECODE, register_budget, register_limit, smem_bytes
 from cute_attn.codegen.attention_params import attention_params
 from cute_attn.codegen.hooks import cpp_hooks
 from cute_attn.codegen.params import cpp_struct
@@ -67,9 +67,10 @@ def includes(spec: KernelSpec) -> list[str]:
     rows = "paged_rows" if spec.loader == "paged" else "ragged_rows"
     dependent = ["cute_attn/dependent_launch.hpp"] if has_dependent_launch(spec.arch) else []
     fused = ["cute_attn/piece_merge.hpp"] if spec.fuses_merge else []
+    products = ["key_gemm", "key_softmax"] if spec.schedule == DECODE else ["warp_gemm"]
     headers = [
         f"cute_attn/ampere/{rows}.hpp",
-        "cute_attn/ampere/warp_gemm.hpp",
+        *(f"cute_attn/ampere/{name}.hpp" for name in products),
         "cute_attn/ampere/work_queue.hpp",
         "cute_attn/softmax.hpp",
         *dependent,

@@ -242,7 +242,7 @@ def _hand_out(
     if splittable:
         cuts = cut_anywhere(records, runs, marks, item, near=smallest >= 2 * piece)
         splits.append(price_split(records, runs, cuts, item, cost, loads, num_whole, rounds))
-        even = cut_evenly(records, runs, num_blocks) if rounds is not None else None
+        even = cut_evenly(records, runs, num_blocks)
         if even is not None:
             splits.append(price_split(records, runs, even, item, cost))
     # With all tiles on the line, cut between them, a block has the longest tile.

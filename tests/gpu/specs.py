@@ -85,25 +85,25 @@ def grid_kernels(arch: str, *, long_tiles: bool = True) -> list[AnyKernel]:
             # The short one in any case: lengths are cut for sanitizers.
             for long in {False, long_tiles and takes_long_tile(case)}:
                 problem = problem_of(case, arch)
-                specs.append(choose(problem, small=False, long=long, schedule=case.schedule))
+                specs.append(choose(problem, rows=None, long=long, schedule=case.schedule))
     return with_merges(specs)
 
 
 def behaviour_kernels(arch: str) -> list[AnyKernel]:
     """Kernels of the other tests."""
     specs = [
-        choose(serving_problem(arch, 16), small=True),
-        choose(serving_problem(arch, 16), small=False),
-        choose(serving_problem(arch, None), small=True),
-        choose(serving_problem(arch, None), small=False),
-        choose(serving_problem(arch, None, is_causal=False), small=False),
-        choose(serving_problem(arch, 16), small=False, schedule="ampere_tile"),
+        choose(serving_problem(arch, 16), rows=SMALL_ROWS),
+        choose(serving_problem(arch, 16), rows=None),
+        choose(serving_problem(arch, None), rows=SMALL_ROWS),
+        choose(serving_problem(arch, None), rows=None),
+        choose(serving_problem(arch, None, is_causal=False), rows=None),
+        choose(serving_problem(arch, 16), rows=None, schedule="ampere_tile"),
     ]
     if arch == "sm_90a":  # see test_queries
         specs += [
             choose(
                 Problem(arch, "bf16", 128, 128, group, causal(), page_size),
-                small=False,
+                rows=None,
                 schedule="hopper_tile",
             )
             for group, page_size in product((1, 2, 3, 4, 5, 8), (None, 16, 3))
@@ -125,7 +125,7 @@ def stress_kernels(arch: str) -> list[AnyKernel]:
     if arch != "sm_90a":
         return []
     plain = [
-        choose(problem_of(case, arch), small=False, long=long, schedule=case.schedule)
+        choose(problem_of(case, arch), rows=None, long=long, schedule=case.schedule)
         for case in stress.CASES
         for long in (False, True)
     ]
