@@ -157,7 +157,7 @@ def plan_batch(
             contents, only what `layout.size` says and what is refused.
         cost: the cost model.
         policy: "balanced" or "whole" (no split tiles).
-        min_piece: no piece of a split tile is shorter than this many KV blocks. Default: 128 keys,
+        min_piece: no piece of a split tile is shorter than this many KV blocks. Default: 64 keys,
             or as many as writing a partial result costs.
         l2_budget: bytes of K and V that tiles running at the same time should share.
 

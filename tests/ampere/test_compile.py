@@ -84,9 +84,10 @@ def test_sass_is_what_was_meant(spec: KernelSpec) -> None:
     assert opcodes["LDSM"] > 0  # ldmatrix
     assert opcodes["HMMA"] > 0  # mma.sync
     assert "LDL" not in opcodes and "STL" not in opcodes
-    # 8 k steps of Q K^T and tile_kv / 16 of P V, in the masked and the unmasked copy of the loop
-    # body. The tile schedule rolls the panels of Q K^T: 4 of its k steps are in the text.
+    # In the masked and the unmasked copy of the loop body: for each eight query rows and sixteen
+    # keys, 8 k steps of K Q^T and 8 column tiles of V^T P^T. The tile schedule: 8 k steps of Q K^T,
+    # of which 4 are in the text (it rolls the panels), and tile_kv / 16 of P V.
     if spec.schedule == "ampere_decode":
-        assert opcodes["HMMA"] == 2 * (2 * 8 + 16)
+        assert opcodes["HMMA"] == 2 * (spec.tile.q // 8) * (8 + 8)
     else:
         assert opcodes["HMMA"] == 2 * 2 * (4 * 8 + 4 * 16)

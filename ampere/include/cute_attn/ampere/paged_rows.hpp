@@ -44,8 +44,8 @@ struct BlockPages {
     CUTE_UNROLL
     for (int i = 0; i < kCopies; ++i) {
       int const key = first_key + thread_row + i * kRowsPerCopy;
-      Element const* source = head + wide_product(page[i], page_stride) +
-                              wide_product(row[i], token_stride);
+      Element const* source =
+          head + wide_product(page[i], page_stride) + wide_product(row[i], token_stride);
       copy_row<kKeys, kHeadDim>(source, tile, mine, i * kRowsPerCopy, !kTail || key < kv_len);
     }
   }
