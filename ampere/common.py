@@ -41,7 +41,6 @@ def kernel(
         hooks=cpp_hooks(spec.variant),
         smem_bytes=smem,
         dependent_launch=dependent_launch,
-        beside=spec.runs_beside,
         band_left=band.left is not None,
         band_right=band.right is not None,
         name_is_long=len(spec.name) > 100 - len("    (const __grid_constant__ Params params) {"),

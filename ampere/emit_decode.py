@@ -40,7 +40,7 @@ def emit_decode(spec: KernelSpec) -> GeneratedKernel:
             "unit": "Sixteens of keys",
             "keys": "kWarpKeys",
             "attend": "attend_keys",
-            "begin": "begin",
+            "begin": "begin_of(item)",
             "step": "n -= kWarps",
             "copy_keys": "kWarpKeys",
             "copy_threads": "32",

@@ -13,7 +13,15 @@ from itertools import product
 
 import numpy as np
 
-from cute_attn import KernelSpec, Problem, UnsupportedSpecError, causal, choose, full
+from cute_attn import (
+    KernelSpec,
+    Problem,
+    UnsupportedSpecError,
+    causal,
+    choose,
+    full,
+    sliding_window,
+)
 from cute_attn.abi import UNBOUNDED
 from cute_attn.api.dispatch import all_specs, has_few_tiles, is_long
 from cute_attn.codegen.kernels import emit_append, emit_merge, emit_merge_states
@@ -115,7 +123,11 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
         choose(serving_problem(arch, None, is_causal=False), rows=None),
         choose(serving_problem(arch, 16), rows=None, schedule="ampere_tile"),
     ]
-    if arch == "sm_90a":  # see test_queries
+    specs += all_specs(replace(serving_problem(arch, 16), variant=causal() & sliding_window()))
+    if arch == "sm_90a":  # see test_rising, test_neighbours, test_queries
+        for case in stress.DECODES:
+            every = all_specs(problem_of(case, arch))
+            specs += [spec for spec in every if spec.schedule == case.schedule]
         specs += [
             choose(
                 Problem(arch, "bf16", 128, 128, group, causal(), page_size),

@@ -30,12 +30,13 @@ CUTE_DEVICE void read_queries(Element const* tile, uint32_t (&q)[kTiles][kHeadDi
   }
 }
 
-// scores = K Q^T for the 16 keys of a tile. A product waits for the one before it in its sum, so
-// there are two sums.
+// scores = K Q^T for the 16 keys of a tile. A product waits for the one before it in its sum; there
+// are two sums side by side, of one tile of query rows or of two.
 template <int kHeadDim, int kTiles, class Element>
 CUTE_DEVICE void multiply_kq(Element const* k, uint32_t const (&q)[kTiles][kHeadDim / 16][2],
                              float (&scores)[kTiles][4]) {
-  float sum[2][kTiles][4] = {};
+  constexpr int kSums = kTiles == 1 ? 2 : 1;
+  float sum[kSums][kTiles][4] = {};
   ChunkOffset const columns = by_columns();
   CUTE_UNROLL
   for (int step = 0; step < kHeadDim / 16; ++step) {
@@ -43,13 +44,15 @@ CUTE_DEVICE void multiply_kq(Element const* k, uint32_t const (&q)[kTiles][kHead
     read_corner<16>(k, columns, 0, 16 * step, a);
     CUTE_UNROLL
     for (int t = 0; t < kTiles; ++t) {
-      mma<Element>(sum[step % 2][t], a, q[t][step][0], q[t][step][1]);
+      mma<Element>(sum[step % kSums][t], a, q[t][step][0], q[t][step][1]);
     }
   }
   CUTE_UNROLL
   for (int t = 0; t < kTiles; ++t) {
     CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) scores[t][i] = sum[0][t][i] + sum[1][t][i];
+    for (int i = 0; i < 4; ++i) {
+      scores[t][i] = kSums == 1 ? sum[0][t][i] : sum[0][t][i] + sum[kSums - 1][t][i];
+    }
   }
 }
 
