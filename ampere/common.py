@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cute_attn.ampere.tiles import register_budget, register_limit, smem_bytes
+from cute_attn.ampere.tiles import DECODE, register_budget, register_limit, smem_bytes
 from cute_attn.codegen.attention_params import attention_params
 from cute_attn.codegen.hooks import cpp_hooks
 from cute_attn.codegen.params import cpp_struct
@@ -41,7 +41,6 @@ def kernel(
         hooks=cpp_hooks(spec.variant),
         smem_bytes=smem,
         dependent_launch=dependent_launch,
-        beside=spec.runs_beside,
         band_left=band.left is not None,
         band_right=band.right is not None,
         name_is_long=len(spec.name) > 100 - len("    (const __grid_constant__ Params params) {"),
@@ -67,9 +66,10 @@ def includes(spec: KernelSpec) -> list[str]:
     rows = "paged_rows" if spec.loader == "paged" else "ragged_rows"
     dependent = ["cute_attn/dependent_launch.hpp"] if has_dependent_launch(spec.arch) else []
     fused = ["cute_attn/piece_merge.hpp"] if spec.fuses_merge else []
+    products = ["key_gemm", "key_softmax"] if spec.schedule == DECODE else ["warp_gemm"]
     headers = [
         f"cute_attn/ampere/{rows}.hpp",
-        "cute_attn/ampere/warp_gemm.hpp",
+        *(f"cute_attn/ampere/{name}.hpp" for name in products),
         "cute_attn/ampere/work_queue.hpp",
         "cute_attn/softmax.hpp",
         *dependent,

@@ -38,7 +38,11 @@ def emit_tile(spec: KernelSpec) -> GeneratedKernel:
                 ]
             ),
             "decode": False,
+            "unit": "KV blocks",
             "keys": "kTileKV",
+            "attend": "attend_block",
+            "begin": "item.block_begin",
+            "step": "--n",
             "copy_keys": "kTileKV",
             "copy_threads": "kThreads",
             "copy_thread": "opaque(threadIdx.x)",

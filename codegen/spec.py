@@ -98,13 +98,8 @@ class KernelSpec:
 
     @property
     def runs_beside(self) -> bool:
-        """Whether the kernel can run beside the launch before it (`beside` in its parameters).
-
-        Not with a window: the registers of ampere_decode do not hold one more branch (20 bytes of
-        spills).
-        """
-        decode = self.schedule == "ampere_decode" and has_dependent_launch(self.arch)
-        return decode and self.variant.band.left is None
+        """Whether the kernel can run beside the launch before it (`beside` in its parameters)."""
+        return self.schedule == "ampere_decode" and has_dependent_launch(self.arch)
 
     @property
     def digest(self) -> str:

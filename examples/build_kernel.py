@@ -107,7 +107,7 @@ def main() -> int:
     arch = device_info(current_device()).arch if on_gpu else "sm_80"
     group = QO_HEADS // KV_HEADS
     problem = Problem(arch, "bf16", HEAD_DIM, HEAD_DIM, group, causal(), page_size=None)
-    spec = choose(problem, small=False, schedule="ampere_tile")
+    spec = choose(problem, rows=None, schedule="ampere_tile")
     wrong = False
     for overrides in TILES:
         reasons = supports(replace(spec, tile=replace(spec.tile, **overrides)))

@@ -70,7 +70,7 @@ def main() -> int:
     print(f"{device}: error against a dense softmax {error:.1e}")
 
     problem = Problem("sm_80", "bf16", HEAD_DIM, HEAD_DIM, 1, SINKS_ALIBI, page_size=None)
-    kernel = build(choose(problem, small=False))
+    kernel = build(choose(problem, rows=None))
     print(f"{kernel.name}: {kernel.resources.registers} registers")
     lines = kernel.source.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("// Mask:"))

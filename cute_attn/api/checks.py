@@ -17,6 +17,8 @@ DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp
 
 VECTOR_BYTES = 16
 """Kernels load rows in pieces of 16 bytes, so addresses and strides are multiples of it."""
+MAX_STRIDE = (1 << 31) - 1
+"""Elements: kernels multiply page and row numbers with strides of 32 bits."""
 
 
 def tensor(
@@ -78,6 +80,11 @@ def vector_rows(name: str, value: torch.Tensor) -> None:
             raise ValueError(
                 f"{name} has strides {strides}; the stride of dimension {axis} must be a multiple"
                 f" of {step} elements ({VECTOR_BYTES} bytes)"
+            )
+        if size > 1 and stride > MAX_STRIDE:
+            raise ValueError(
+                f"{name} has strides {strides}; the stride of dimension {axis} must be at most"
+                f" {MAX_STRIDE} elements"
             )
     if value.data_ptr() % VECTOR_BYTES:
         raise ValueError(

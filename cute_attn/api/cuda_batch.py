@@ -245,7 +245,10 @@ class CudaBatch:
         problem = self._problem(step.page_size)
         spec = dispatch.choose(
             problem,
-            small=longest <= dispatch.SMALL_ROWS,
+            rows=longest,
+            few=dispatch.has_few_tiles(
+                requests.q_len, longest, self._shape.num_kv_heads, self._info.num_sms
+            ),
             long=dispatch.is_long(problem, requests.q_len, requests.kv_len, step.band),
             schedule=self._schedule if first is None else first.schedule,
         )

@@ -1,6 +1,7 @@
 """Which kernel serves a batch: from device, dtypes, dims, KV format and lengths to a `KernelSpec`.
 
-    sm_90a   every request has at most 16 packed query rows   ampere_decode, built for sm_90
+    sm_90a   every request has at most 16 packed query rows   ampere_decode, built for sm_90, with
+                                                              query tiles of 8 or 16 rows
              otherwise                                        hopper_tile: ragged, paged (TMA, page
                                                               sizes that are a multiple of 16) or
                                                               gather (any other page size); of
@@ -27,7 +28,7 @@ from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
 
 IntArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
-SMALL_ROWS = 16
+SMALL_ROWS = max(ampere.DECODE_ROWS)
 """Packed query rows up to which a request is decoded rather than prefilled."""
 
 HOPPER_TILE = "hopper_tile"
@@ -82,10 +83,11 @@ def emitter_arch(device_arch: str, schedule: str) -> str:
     return {"sm_90a": "sm_90", "sm_87": "sm_86"}.get(device_arch, device_arch)
 
 
-def schedules(problem: Problem, *, small: bool) -> list[str]:
-    """Schedules to try in this order; `small`: every request has at most SMALL_ROWS packed rows."""
+def schedules(problem: Problem, rows: int | None) -> list[str]:
+    """Schedules to try in this order for requests of at most `rows` packed query rows; None: any
+    number."""
     tile = [HOPPER_TILE, AMPERE_TILE] if problem.arch == "sm_90a" else [AMPERE_TILE]
-    return [AMPERE_DECODE, *tile] if small else tile
+    return tile if rows is None or rows > SMALL_ROWS else [AMPERE_DECODE, *tile]
 
 
 def is_long(problem: Problem, q_len: IntArray, kv_len: IntArray, band: tuple[int, int]) -> bool:
@@ -101,9 +103,29 @@ def is_long(problem: Problem, q_len: IntArray, kv_len: IntArray, band: tuple[int
     return int((q_len * (keys - least)).sum(dtype=np.int64)) >= 0 and bool(q_len.any())
 
 
-def spec_for(problem: Problem, schedule: str, *, long: bool = False) -> KernelSpec:
-    """The spec of `schedule` for a problem, with the tile of the architecture's table; `long`: the
-    row for long keys, where there is one.
+def has_few_tiles(q_len: IntArray, rows: int, num_kv_heads: int, num_sms: int) -> bool:
+    """Whether a decode step has no more query tiles than the device has SMs.
+
+    Args:
+        q_len: (requests,) query tokens.
+        rows: packed query rows of the longest request.
+        num_kv_heads: KV heads.
+        num_sms: SMs of the device.
+    """
+    tiles = -(-rows // ampere.decode_rows(rows)) * num_kv_heads
+    return int(np.count_nonzero(q_len)) * tiles <= num_sms
+
+
+def spec_for(
+    problem: Problem,
+    schedule: str,
+    *,
+    rows: int | None = None,
+    few: bool = False,
+    long: bool = False,
+) -> KernelSpec:
+    """The spec of `schedule` for a problem, with the tile of the architecture's table; `rows`,
+    `few` and `long`: see `choose`.
 
     Raises:
         UnsupportedSpecError: there is none; the reasons say why.
@@ -118,7 +140,15 @@ def spec_for(problem: Problem, schedule: str, *, long: bool = False) -> KernelSp
     arch = emitter_arch(problem.arch, schedule)
     dims = (problem.head_dim_qk, problem.head_dim_vo)
     tile = default_tile(
-        arch, schedule, *dims, loader, problem.variant, page_size=problem.page_size, long=long
+        arch,
+        schedule,
+        *dims,
+        loader,
+        problem.variant,
+        rows=rows,
+        few=few,
+        page_size=problem.page_size,
+        long=long,
     )
     spec = KernelSpec(
         arch=arch,
@@ -140,13 +170,19 @@ def spec_for(problem: Problem, schedule: str, *, long: bool = False) -> KernelSp
 
 
 def choose(
-    problem: Problem, *, small: bool, long: bool = False, schedule: str | None = None
+    problem: Problem,
+    *,
+    rows: int | None,
+    few: bool = False,
+    long: bool = False,
+    schedule: str | None = None,
 ) -> KernelSpec:
     """The spec for a batch.
 
     Args:
         problem: what is asked.
-        small: every request has at most SMALL_ROWS packed query rows.
+        rows: packed query rows (query tokens x group) of the longest request; None: any number.
+        few: the step has no more query tiles than the device has SMs (see `has_few_tiles`).
         long: query tokens see many keys (see `is_long`).
         schedule: take this one instead of choosing.
 
@@ -154,9 +190,9 @@ def choose(
         UnsupportedSpecError: no schedule can serve it; all reasons are in the message.
     """
     reasons: list[str] = []
-    for name in [schedule] if schedule else schedules(problem, small=small):
+    for name in [schedule] if schedule else schedules(problem, rows):
         try:
-            return spec_for(problem, name, long=long)
+            return spec_for(problem, name, rows=rows, few=few, long=long)
         except UnsupportedSpecError as error:
             reasons += [f"{name}: {reason}" for reason in error.reasons]
     what = f"an attention kernel for a GPU of {problem.arch}"
@@ -165,8 +201,12 @@ def choose(
 
 def all_specs(problem: Problem, schedule: str | None = None) -> list[KernelSpec]:
     """Every spec that some step of the problem takes, none twice; for the rest see `choose`."""
-    steps = [(True, False), (False, False), (False, True)]
-    specs = (choose(problem, small=small, long=long, schedule=schedule) for small, long in steps)
+    decodes = [(rows, few, False) for rows in ampere.DECODE_ROWS for few in (False, True)]
+    steps = [*decodes, (None, False, False), (None, False, True)]
+    specs = (
+        choose(problem, rows=rows, few=few, long=long, schedule=schedule)
+        for rows, few, long in steps
+    )
     return list(dict.fromkeys(specs))
 
 
@@ -178,6 +218,8 @@ def default_tile(
     loader: str,
     variant: Variant,
     *,
+    rows: int | None = None,
+    few: bool = False,
     page_size: int | None = None,
     long: bool = False,
 ) -> Tile | None:
@@ -187,7 +229,7 @@ def default_tile(
             head_dim_qk, head_dim_vo, loader, variant, page_size=page_size, long=long
         )
     try:
-        return ampere.tiles(arch, schedule, head_dim_qk)
+        return ampere.tiles(arch, schedule, head_dim_qk, rows, few=few)
     except ValueError:  # not in the table
         return None
 

@@ -75,7 +75,9 @@ class SideBySide:
 
 def _kernels(problem: dispatch.Problem) -> tuple[KernelSpec, KernelSpec] | None:
     try:
-        prefill, decode = (dispatch.choose(problem, small=small) for small in (False, True))
+        prefill, decode = (
+            dispatch.choose(problem, rows=rows) for rows in (None, dispatch.SMALL_ROWS)
+        )
     except UnsupportedSpecError:
         return None
     fit = prefill.schedule == dispatch.HOPPER_TILE and decode.runs_beside

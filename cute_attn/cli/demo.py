@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from cute_attn.api import BatchAttention, KernelSpec, causal, choose
-from cute_attn.api.dispatch import SMALL_ROWS, Problem
+from cute_attn.api.dispatch import Problem
 from cute_attn.cli import demo_tables
 from cute_attn.cli.compiling import Outcome, compile_all
 from cute_attn.cli.demo_batch import (
@@ -108,7 +108,7 @@ def run(count: int, *, device: str | None, jobs: int | None, as_json: bool) -> b
     archs = ARCHS_WITHOUT_GPU if gpu is None else (gpu.arch,)
     demo_tables.header(console, gpu, archs)
 
-    specs = {(arch, small): kernel_for(arch, small) for arch in archs for small in (False, True)}
+    specs = {(arch, alone): kernel_for(arch, alone) for arch in archs for alone in (False, True)}
     outcomes, seconds = compile_all(with_merges(specs.values()), jobs=jobs, show_bar=not as_json)
     demo_tables.kernels(console, outcomes, seconds)
     planned: list[demo_tables.Planned] = []
@@ -133,11 +133,12 @@ def run(count: int, *, device: str | None, jobs: int | None, as_json: bool) -> b
     return correct
 
 
-def kernel_for(arch: str, small: bool) -> KernelSpec:
-    """The attention kernel that a GPU of `arch` takes; `small`: for decodes alone."""
+def kernel_for(arch: str, decodes_alone: bool) -> KernelSpec:
+    """The attention kernel that a GPU of `arch` takes for decodes alone, or for prefill and mixed
+    steps."""
     group = HEADS.qo // HEADS.kv
     problem = Problem(arch, "bf16", HEAD_DIM, HEAD_DIM, group, causal(), PAGE_SIZE)
-    return choose(problem, small=small)
+    return choose(problem, rows=group if decodes_alone else None)
 
 
 def predict(
@@ -146,10 +147,10 @@ def predict(
     """Plans of the steps, full size, for one GPU of each architecture: (step, GPU, plan)."""
     plans: list[demo_tables.Planned] = []
     for step in steps:
-        small = max(step.q_lens) * HEADS.qo // HEADS.kv <= SMALL_ROWS
+        alone = max(step.q_lens) == 1
         for arch in ARCHS_WITHOUT_GPU:
             name, sms = GPU_SMS[arch]
-            spec = specs[arch, small]
+            spec = specs[arch, alone]
             plans.append((step, name, plan_step(step, spec, sms * spec.tile.blocks_per_sm)))
     return plans
 

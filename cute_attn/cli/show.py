@@ -50,7 +50,7 @@ def spec_of(problem: Problem, *, schedule: str | None, decode: bool, tile: list[
         typer.BadParameter: an option is malformed.
         UnsupportedSpecError: there is no such kernel.
     """
-    spec = choose(problem, small=decode, schedule=schedule)
+    spec = choose(problem, rows=problem.group if decode else None, schedule=schedule)
     overrides = dict(_override(text, spec) for text in tile)
     return with_tile(spec, **overrides) if overrides else spec
 

@@ -157,7 +157,7 @@ def plan_batch(
             contents, only what `layout.size` says and what is refused.
         cost: the cost model.
         policy: "balanced" or "whole" (no split tiles).
-        min_piece: no piece of a split tile is shorter than this many KV blocks. Default: 128 keys,
+        min_piece: no piece of a split tile is shorter than this many KV blocks. Default: 64 keys,
             or as many as writing a partial result costs.
         l2_budget: bytes of K and V that tiles running at the same time should share.
 
@@ -242,7 +242,7 @@ def _hand_out(
     if splittable:
         cuts = cut_anywhere(records, runs, marks, item, near=smallest >= 2 * piece)
         splits.append(price_split(records, runs, cuts, item, cost, loads, num_whole, rounds))
-        even = cut_evenly(records, runs, num_blocks) if rounds is not None else None
+        even = cut_evenly(records, runs, num_blocks)
         if even is not None:
             splits.append(price_split(records, runs, even, item, cost))
     # With all tiles on the line, cut between them, a block has the longest tile.

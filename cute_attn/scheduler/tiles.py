@@ -28,7 +28,7 @@ from cute_attn.scheduler.each import (
     total,
 )
 
-_MIN_PIECE_KEYS = 128
+_MIN_PIECE_KEYS = 64  # 1 x 1k keys, 32/8 heads: 5.7 us, 6.1 with 128
 _RADIX_SORT = 256  # requests from which it is the faster one
 
 

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_attn import KernelSpec, Problem, Variant, causal, choose, full, sliding_window
-from cute_attn.api.dispatch import is_long
-
-SMALL_ROWS = 16
-"""Packed query rows up to which the dispatcher takes the decode kernel."""
+from cute_attn.api.dispatch import has_few_tiles, is_long
+from cute_attn.scheduler.cost import H200
 
 NOMINAL_SECTIONS = ("A", "A16", "H", "M")
 """Sections whose causal cases count half of the square, as the peers' dense rows do."""
@@ -139,10 +137,11 @@ class Case:
             self.variant,
             self.page_size,
         )
-        small = max(self.q_lens) * self.group <= SMALL_ROWS
         band = self.variant.band.resolve(self.variant.values(self.scalars))
         long = is_long(problem, np.array(self.q_lens), np.array(self.kv_lens), band)
-        return choose(problem, small=small, long=long, schedule=schedule)
+        rows, q_len = max(self.q_lens) * self.group, np.array(self.q_lens)
+        few = has_few_tiles(q_len, rows, self.num_kv_heads, H200.sms)
+        return choose(problem, rows=rows, few=few, long=long, schedule=schedule)
 
 
 def _seen(rows: int, limit: int) -> int:

@@ -12,6 +12,8 @@ from cute_attn.codegen.spec import KernelSpec, Tile
 from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
 from tests.ampere.specs import SCHEDULES, even_keys, make_spec
 
+STEP = {"ampere_tile": "void attend_block(", "ampere_decode": "void attend_keys("}
+
 
 def text_of(spec: KernelSpec) -> str:
     return ampere.emit(spec).text
@@ -19,7 +21,7 @@ def text_of(spec: KernelSpec) -> str:
 
 def loops(text: str) -> list[str]:
     """kMasked of the main loops, in order."""
-    return re.findall(r"attend_block<(true|false)>\(", text)
+    return re.findall(r"attend_(?:block|keys)<(true|false)>\(", text)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -61,7 +63,7 @@ def test_only_paged_kernels_know_pages(schedule: str) -> None:
     assert "page_table" not in ragged and "Pages" not in ragged and "divider" not in ragged
     assert "ragged_rows.hpp" in ragged and "paged_rows.hpp" not in ragged
     paged = text_of(make_spec(schedule, loader="paged"))
-    assert "pages.fetch(" in paged and "paged_rows.hpp" in paged
+    assert "pages.load(" in paged and "paged_rows.hpp" in paged
     assert "ragged_rows.hpp" not in paged
 
 
@@ -71,7 +73,7 @@ def test_logits_hook_only_if_the_variant_has_one(schedule: str) -> None:
     text = text_of(make_spec(schedule, variant=causal() & soft_cap()))
     assert "fast_tanh" in text and "transform_scores(params" in text
     # The hook comes before the mask, so that a capped -inf cannot come back.
-    body = text[text.index("void attend_block") :]
+    body = text[text.index(STEP[schedule]) :]
     assert body.index("transform_scores(") < body.index("mask_scores(")
     assert "float logits_soft_cap;" in text
 
@@ -86,7 +88,7 @@ def test_one_buffer_or_a_ring() -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_no_block_barrier_in_the_decode_loop(schedule: str) -> None:
     text = text_of(make_spec(schedule, loader="paged"))
-    body = text[text.index("void attend_block") :]
+    body = text[text.index(STEP[schedule]) :]
     body = body[: body.index("\n}\n")]
     assert ("__syncthreads" in body) == (schedule == "ampere_tile")
     assert ("__syncwarp" in body) == (schedule == "ampere_decode")
@@ -130,12 +132,23 @@ def test_launches_overlap_where_the_hardware_can(schedule: str) -> None:
     assert kernel.dependent_launch
     start = kernel.text.index("let_successor_start();")
     plan = kernel.text.index("smem.work.start(")
-    wait = kernel.text.index("wait_for_predecessor();")
-    assert start < plan < wait < kernel.text.index("attend(params, turn, smem);")
+    waits = [m.start() for m in re.finditer(r"wait_for_predecessor\(\);", kernel.text)]
+    assert start < plan
+    if schedule == "ampere_tile":
+        assert plan < waits[0] < kernel.text.index("attend(params, turn, smem);")
+    else:  # within the first item, ahead of all reads; a block without items waits at its end
+        item = kernel.text.index("CUTE_DEVICE void attend(")
+        assert item < waits[0] < kernel.text.index("copy_queries(params, item, queries);")
+        assert plan < waits[1] and len(waits) == 2
     for arch in ("sm_80", "sm_86", "sm_89"):
         kernel = ampere.emit(make_spec(schedule, arch=arch))
         assert not kernel.dependent_launch
         assert "successor" not in kernel.text and "dependent_launch" not in kernel.text
+
+
+def test_decode_waits_before_it_reads_the_page_table() -> None:
+    text = text_of(make_spec("ampere_decode", arch="sm_90", loader="paged"))
+    assert text.index("wait_for_predecessor();") < text.index("of_keys.load(kv.page_table);")
 
 
 def test_decode_merges_split_tiles_itself() -> None:

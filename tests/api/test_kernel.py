@@ -51,42 +51,73 @@ def problem(arch: str, page_size: int | None = 16, dim: int = 128, group: int = 
 
 
 @pytest.mark.parametrize(
-    ("arch", "page_size", "small", "expected"),
+    ("arch", "page_size", "rows", "expected"),
     [
-        ("sm_90a", 16, False, ("sm_90a", "hopper_tile", "paged")),
-        ("sm_90a", 40, False, ("sm_90a", "hopper_tile", "gather")),
-        ("sm_90a", 1, False, ("sm_90a", "hopper_tile", "gather")),
-        ("sm_90a", None, False, ("sm_90a", "hopper_tile", "ragged")),
-        ("sm_90a", 16, True, ("sm_90", "ampere_decode", "paged")),
-        ("sm_90", None, False, ("sm_90", "ampere_tile", "ragged")),
-        ("sm_80", 3, False, ("sm_80", "ampere_tile", "paged")),
-        ("sm_86", 3, True, ("sm_86", "ampere_decode", "paged")),
-        ("sm_87", None, False, ("sm_86", "ampere_tile", "ragged")),
-        ("sm_89", None, True, ("sm_89", "ampere_decode", "ragged")),
+        ("sm_90a", 16, None, ("sm_90a", "hopper_tile", "paged")),
+        ("sm_90a", 40, None, ("sm_90a", "hopper_tile", "gather")),
+        ("sm_90a", 1, None, ("sm_90a", "hopper_tile", "gather")),
+        ("sm_90a", None, None, ("sm_90a", "hopper_tile", "ragged")),
+        ("sm_90a", 16, 16, ("sm_90", "ampere_decode", "paged")),
+        ("sm_90", None, None, ("sm_90", "ampere_tile", "ragged")),
+        ("sm_80", 3, None, ("sm_80", "ampere_tile", "paged")),
+        ("sm_86", 3, 16, ("sm_86", "ampere_decode", "paged")),
+        ("sm_87", None, None, ("sm_86", "ampere_tile", "ragged")),
+        ("sm_89", None, 16, ("sm_89", "ampere_decode", "ragged")),
     ],
 )
-def test_choice(arch: str, page_size: int | None, small: bool, expected: tuple[str, ...]) -> None:
-    spec = choose(problem(arch, page_size), small=small)
+def test_choice(
+    arch: str, page_size: int | None, rows: int | None, expected: tuple[str, ...]
+) -> None:
+    spec = choose(problem(arch, page_size), rows=rows)
     assert (spec.arch, spec.schedule, spec.loader) == expected
     assert supports(spec) == []
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
-@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, None])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a"])
-def test_every_supported_size_has_a_tile(arch: str, small: bool, dim: int) -> None:
-    assert supports(choose(problem(arch, dim=dim), small=small)) == []
+def test_every_supported_size_has_a_tile(arch: str, rows: int | None, dim: int) -> None:
+    for few in (False, True):
+        spec = choose(problem(arch, dim=dim), rows=rows, few=few)
+        assert supports(spec) == []
+        if rows is not None and rows <= 16:
+            assert (spec.schedule, spec.tile.q) == ("ampere_decode", 8 if rows <= 8 else 16)
+
+
+def test_few_tiles_take_another_tile_where_there_is_one() -> None:
+    many, few = (choose(problem("sm_90a"), rows=4, few=few) for few in (False, True))
+    assert few.tile.threads > many.tile.threads and few.tile.blocks_per_sm == 1
+    assert replace(few, tile=many.tile) == many
+    many, few = (choose(problem("sm_80"), rows=4, few=few) for few in (False, True))
+    assert many == few
+
+
+@pytest.mark.parametrize(
+    ("q_len", "rows", "expected"),
+    [
+        ([1] * 16, 4, True),  # 128 tiles on 132 SMs
+        ([1] * 17, 4, False),
+        ([1] * 16 + [0] * 40, 8, True),  # requests without queries have no tiles
+        ([2] * 16, 16, True),
+        ([5] * 8, 20, True),  # two tiles of 16 each
+        ([5] * 9, 20, False),
+        ([0], 0, True),
+    ],
+)
+def test_what_few_tiles_are(q_len: list[int], rows: int, expected: bool) -> None:
+    assert dispatch.has_few_tiles(np.array(q_len), rows, 8, 132) is expected
 
 
 def test_long_keys_take_another_tile_where_there_is_one() -> None:
     for variant in (causal(), causal() & sliding_window()):
         own = replace(problem("sm_90a", None, dim=64), variant=variant)
-        decode, short, long = dispatch.all_specs(own)
-        assert decode.schedule == "ampere_decode"
+        *decodes, short, long = dispatch.all_specs(own)
+        assert {spec.schedule for spec in decodes} == {"ampere_decode"}
         assert (short.tile.q, long.tile.q) == (128, 192)
         assert replace(long, tile=short.tile) == short and supports(long) == []
     for other in (problem("sm_90a"), problem("sm_90a", 16, dim=64), problem("sm_80", None, dim=64)):
-        assert len(dispatch.all_specs(other)) == 2
+        tiles = [s for s in dispatch.all_specs(other) if s.schedule != "ampere_decode"]
+        assert len(tiles) == 1
 
 
 @pytest.mark.parametrize(
@@ -120,25 +151,25 @@ def test_long_keys_depend_on_the_kernel() -> None:
 @pytest.mark.parametrize("page_size", [None, 1, 16])
 def test_head_dims_of_the_hopper_kernel_alone(dims: tuple[int, int], page_size: int | None) -> None:
     """It also serves their decodes; other devices say what they have."""
-    for small in (False, True):
-        spec = choose(Problem("sm_90a", "fp16", *dims, 4, causal(), page_size), small=small)
+    for rows in (None, 16, 8):
+        spec = choose(Problem("sm_90a", "fp16", *dims, 4, causal(), page_size), rows=rows)
         assert spec.schedule == "hopper_tile" and supports(spec) == []
         assert (spec.head_dim_qk, spec.head_dim_vo) == dims
         with pytest.raises(UnsupportedSpecError, match=rf"head_dim is {dims[0]}.*64, 128, 256"):
-            choose(Problem("sm_80", "fp16", *dims, 4, causal(), page_size), small=small)
+            choose(Problem("sm_80", "fp16", *dims, 4, causal(), page_size), rows=rows)
 
 
 def test_refusals_give_all_reasons() -> None:
     with pytest.raises(UnsupportedSpecError) as caught:
-        choose(problem("sm_90a", dim=72), small=True)
+        choose(problem("sm_90a", dim=72), rows=4)
     text = str(caught.value)
     assert all(s in text for s in ("ampere_decode: ", "hopper_tile: ", "ampere_tile: ", "72"))
     with pytest.raises(UnsupportedSpecError, match=r"GPU of sm_100a.*\n.*arch is 'sm_100a'"):
-        choose(problem("sm_100a"), small=False)
+        choose(problem("sm_100a"), rows=None)
 
 
 def test_tile_overrides_are_part_of_the_spec() -> None:
-    spec = choose(problem("sm_80"), small=False)
+    spec = choose(problem("sm_80"), rows=None)
     other = dispatch.with_tile(spec, stages=spec.tile.stages + 1, blocks_per_sm=1)
     assert other != spec and other.tile.stages == spec.tile.stages + 1
     assert supports(dispatch.with_tile(spec, stages=100)) != []

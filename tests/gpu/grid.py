@@ -21,6 +21,7 @@ MEMORY = ("packed", "combined", "strided")
 LAYOUTS = ("NHD", "HND")
 AMPERE_DIMS = (64, 128, 256)
 SMALL_ROWS = 16  # packed query rows of a decode tile
+CUT = 129  # longest length on the CPU and under sanitizers
 
 
 @dataclass(frozen=True)

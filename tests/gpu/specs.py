@@ -13,15 +13,24 @@ from itertools import product
 
 import numpy as np
 
-from cute_attn import KernelSpec, Problem, UnsupportedSpecError, causal, choose, full
+from cute_attn import (
+    KernelSpec,
+    Problem,
+    UnsupportedSpecError,
+    causal,
+    choose,
+    full,
+    sliding_window,
+)
 from cute_attn.abi import UNBOUNDED
-from cute_attn.api.dispatch import all_specs, is_long
+from cute_attn.api.dispatch import all_specs, has_few_tiles, is_long
 from cute_attn.codegen.kernels import emit_append, emit_merge, emit_merge_states
 from cute_attn.codegen.source import GeneratedKernel
+from cute_attn.scheduler.cost import H200
 from tests.gpu import stress
 from tests.gpu.batches import variant_of
 from tests.gpu.check import problem_of
-from tests.gpu.grid import CASES, Case
+from tests.gpu.grid import CASES, CUT, LENGTHS, Case
 
 AnyKernel = KernelSpec | GeneratedKernel
 
@@ -76,6 +85,20 @@ def takes_long_tile(case: Case) -> bool:
     return is_long(problem_of(case, "sm_90a"), q_len, kv_len, band)
 
 
+def decode_tiles(case: Case) -> set[tuple[int, bool]]:
+    """(rows, few) of the case's kernel, of an H200, at full length and cut for sanitizers."""
+    found = set()
+    for longest in (LENGTHS[-1], CUT):
+        if case.table == "bsr":
+            rows, _, pattern = case.bsr()
+            q_len = np.full(len(pattern), rows)
+        else:
+            q_len = np.array([q for q, _ in case.requests(longest)])
+        rows = int(q_len.max()) * case.family.group
+        found.add((rows, has_few_tiles(q_len, rows, case.num_kv_heads, H200.sms)))
+    return found
+
+
 def grid_kernels(arch: str, *, long_tiles: bool = True) -> list[AnyKernel]:
     """Kernels of the grid, those for long keys among them if `long_tiles`; what cannot be generated
     on `arch` is left out."""
@@ -84,26 +107,31 @@ def grid_kernels(arch: str, *, long_tiles: bool = True) -> list[AnyKernel]:
         with suppress(UnsupportedSpecError):
             # The short one in any case: lengths are cut for sanitizers.
             for long in {False, long_tiles and takes_long_tile(case)}:
-                problem = problem_of(case, arch)
-                specs.append(choose(problem, small=False, long=long, schedule=case.schedule))
+                for rows, few in decode_tiles(case):
+                    problem = problem_of(case, arch)
+                    specs.append(
+                        choose(problem, rows=rows, few=few, long=long, schedule=case.schedule)
+                    )
     return with_merges(specs)
 
 
 def behaviour_kernels(arch: str) -> list[AnyKernel]:
     """Kernels of the other tests."""
     specs = [
-        choose(serving_problem(arch, 16), small=True),
-        choose(serving_problem(arch, 16), small=False),
-        choose(serving_problem(arch, None), small=True),
-        choose(serving_problem(arch, None), small=False),
-        choose(serving_problem(arch, None, is_causal=False), small=False),
-        choose(serving_problem(arch, 16), small=False, schedule="ampere_tile"),
+        *all_specs(serving_problem(arch, 16)),
+        *all_specs(serving_problem(arch, None)),
+        choose(serving_problem(arch, None, is_causal=False), rows=None),
+        choose(serving_problem(arch, 16), rows=None, schedule="ampere_tile"),
     ]
-    if arch == "sm_90a":  # see test_queries
+    specs += all_specs(replace(serving_problem(arch, 16), variant=causal() & sliding_window()))
+    if arch == "sm_90a":  # see test_rising, test_neighbours, test_queries
+        for case in stress.DECODES:
+            every = all_specs(problem_of(case, arch))
+            specs += [spec for spec in every if spec.schedule == case.schedule]
         specs += [
             choose(
                 Problem(arch, "bf16", 128, 128, group, causal(), page_size),
-                small=False,
+                rows=None,
                 schedule="hopper_tile",
             )
             for group, page_size in product((1, 2, 3, 4, 5, 8), (None, 16, 3))
@@ -125,7 +153,7 @@ def stress_kernels(arch: str) -> list[AnyKernel]:
     if arch != "sm_90a":
         return []
     plain = [
-        choose(problem_of(case, arch), small=False, long=long, schedule=case.schedule)
+        choose(problem_of(case, arch), rows=None, long=long, schedule=case.schedule)
         for case in stress.CASES
         for long in (False, True)
     ]

@@ -58,6 +58,21 @@ CASES = (
 )
 
 
+def decode_case(case: Case, **changes: Any) -> Case:
+    """The same for ampere_decode."""
+    return replace(case, schedule="ampere_decode", **changes)
+
+
+DECODES = (
+    decode_case(PAGED),
+    decode_case(PAGED, num_kv_heads=32),  # more tiles than SMs: three blocks per SM
+    decode_case(RAGGED),
+    decode_case(case_of("fp16", 64, 4, "causal_soft_cap", 3)),
+    decode_case(case_of("bf16", 128, 5, "causal_window", 16)),  # two tiles of eight query rows
+    decode_case(case_of("bf16", 256, 8, "causal")),
+)
+
+
 def _many() -> Requests:
     """Several items per block, empty ones among them."""
     rng = random.Random(3)

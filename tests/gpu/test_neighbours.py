@@ -14,11 +14,12 @@ import torch
 from tests.gpu.batches import Batch, make_batch
 from tests.gpu.check import as_integers
 from tests.gpu.grid import Case
-from tests.gpu.stress import CASES, Runs
+from tests.gpu.stress import CASES, DECODES, Runs
 
 pytestmark = pytest.mark.gpu
 
 REQUESTS = [(1, 300), (40, 700), (2, 90), (150, 150), (3, 3), (70, 3000)]
+FEW_TOKENS = [(1, 300), (2, 700), (1, 90), (2, 3), (1, 3000)]
 LARGE = 1e4  # finite, but every reference follows at once
 
 
@@ -28,16 +29,21 @@ def _needs_hopper(arch: str) -> None:
         pytest.skip(f"hopper_tile is for sm_90a; this is {arch}")
 
 
+def requests_of(case: Case) -> list[tuple[int, int]]:
+    """Requests that the case's kernel is for."""
+    return FEW_TOKENS if case.schedule == "ampere_decode" else REQUESTS
+
+
 def results(runs: Runs) -> tuple[torch.Tensor, torch.Tensor]:
     """Bits of out and lse of a launch."""
     runs.launch()
     return as_integers(runs.out).clone(), as_integers(runs.lse).clone()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES + DECODES, ids=str)
 def test_queries_do_not_show_in_other_rows(case: Case, device: torch.device) -> None:
     """Rows anywhere in a tile, also of the same token and of the same warp."""
-    batch = make_batch(case, device, requests=REQUESTS)
+    batch = make_batch(case, device, requests=requests_of(case))
     runs = Runs(case, batch)
     want, want_lse = results(runs)
     clean = batch.q.clone()
@@ -62,17 +68,17 @@ def rows_of(case: Case, batch: Batch, request: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES + DECODES, ids=str)
 def test_keys_and_values_do_not_show_in_other_requests(
     case: Case, value: float, device: torch.device
 ) -> None:
     """All cache rows but those of one request are bad, those behind its last key included."""
-    batch = make_batch(case, device, requests=REQUESTS)
+    batch = make_batch(case, device, requests=requests_of(case))
     runs = Runs(case, batch)
     want, want_lse = results(runs)
     clean = [x.clone() for x in batch.kv]
     rows = batch.qo_indptr
-    for at in range(len(REQUESTS)):
+    for at in range(len(batch.q_lens)):
         own = rows_of(case, batch, at).to(device)
         for x, good in zip(batch.kv, clean, strict=True):
             x.fill_(value)

@@ -13,8 +13,8 @@ from tests.gpu import oracle64
 from tests.gpu.batches import Batch, make_batch
 from tests.gpu.check import BOUNDS, LSE_BOUND, ROW_BOUND, wanted
 from tests.gpu.grid import Case
-from tests.gpu.stress import CASES, Runs
-from tests.gpu.test_neighbours import REQUESTS, rows_of
+from tests.gpu.stress import CASES, DECODES, Runs
+from tests.gpu.test_neighbours import requests_of, rows_of
 
 pytestmark = pytest.mark.gpu
 
@@ -40,9 +40,9 @@ def raise_scores(case: Case, batch: Batch, highest: float) -> None:
 
 
 @pytest.mark.parametrize("highest", [4.0, 100.0], ids=["finite", "infinite"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES + DECODES, ids=str)
 def test_rising_scores(case: Case, highest: float, device: torch.device) -> None:
-    batch = make_batch(case, device, requests=REQUESTS)
+    batch = make_batch(case, device, requests=requests_of(case))
     raise_scores(case, batch, highest)
     runs = Runs(case, batch)
     runs.launch()

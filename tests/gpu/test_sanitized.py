@@ -12,11 +12,10 @@ import torch
 from tests.gpu import stress
 from tests.gpu.batches import make_batch
 from tests.gpu.check import check_case
-from tests.gpu.grid import CASES, Case
+from tests.gpu.grid import CASES, CUT, Case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300, method="thread")]
 
-LONGEST = 129
 RACES = [
     stress.RAGGED,
     stress.PAGED,
@@ -43,7 +42,7 @@ def subset() -> list[Case]:
 def test_small(case: Case, device: torch.device, arch: str) -> None:
     if case.schedule == "hopper_tile" and arch != "sm_90a":
         pytest.skip(f"hopper_tile is for sm_90a; this is {arch}")
-    errors, _ = check_case(case, device, arch, LONGEST)
+    errors, _ = check_case(case, device, arch, CUT)
     assert not errors.failures()
 
 

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from tests.gpu.serving import assert_chain, assert_right, serving_attention, serving_batch
+from cute_attn import causal, sliding_window
+from tests.gpu.batches import make_batch
+from tests.gpu.serving import (
+    assert_chain,
+    assert_right,
+    serving_attention,
+    serving_batch,
+    serving_case,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -48,6 +58,25 @@ def test_both_are_right(given: bool, page_size: int, device: torch.device) -> No
         again.fill_(torch.nan)
         graph.replay()
         assert torch.equal(again, out) and torch.equal(again_lse, lse)
+
+
+@pytest.mark.parametrize("window", [None, 11_000], ids=["causal", "window"])
+@pytest.mark.parametrize("decodes", [DECODES, [(1, 1500)] * 80], ids=["few tiles", "many tiles"])
+def test_kernels_of_decode(
+    decodes: list[tuple[int, int]], window: int | None, device: torch.device
+) -> None:
+    """One block per SM where tiles are few, three where they are many; both with a window."""
+    case, variant = serving_case(), causal()
+    if window is not None:
+        case = replace(case, variant="causal_window", window_left=window)
+        variant = causal() & sliding_window()
+    batch = make_batch(case, device, requests=[*decodes, (700, 900)])
+    wrapper = serving_attention(device, variant=variant)
+    wrapper.plan(batch.qo_indptr, batch.kv_format, scalars=batch.scalars)
+    assert [kernel.spec.schedule for kernel in wrapper.kernels] == ["hopper_tile", "ampere_decode"]
+    assert (wrapper.kernels[1].spec.tile.blocks_per_sm == 1) == (decodes is DECODES)
+    out, lse = wrapper.run(batch.q, *batch.kv, return_lse=True)
+    assert_right(batch, out, lse)
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["stream", "graph"])

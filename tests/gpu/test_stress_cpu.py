@@ -19,7 +19,7 @@ BLOCKS = 132
 
 
 def plan(case: Case, requests: stress.Requests) -> Plan:
-    spec = choose(problem_of(case, "sm_90a"), small=False, schedule=case.schedule)
+    spec = choose(problem_of(case, "sm_90a"), rows=None, schedule=case.schedule)
     window = case.window_left if "window" in case.variant else None
     left, right = variant_of(case.variant).band.resolve({"window_left": window or 0})
     lengths = np.array(requests)
@@ -49,7 +49,7 @@ def test_batches(case: Case) -> None:
 
 @pytest.mark.parametrize("case", test_sanitized.RACES, ids=str)
 def test_races(case: Case) -> None:
-    spec = choose(problem_of(case, "sm_90a"), small=False, schedule=case.schedule)
+    spec = choose(problem_of(case, "sm_90a"), rows=None, schedule=case.schedule)
     assert test_sanitized.WHOLE_BLOCKS % spec.tile.kv == 0
     one_head = replace(case, num_kv_heads=1)
     few = plan(one_head, test_sanitized.few(case, test_sanitized.WHOLE_BLOCKS))
@@ -60,7 +60,7 @@ def test_races(case: Case) -> None:
 @pytest.mark.parametrize("case", test_sanitized.RACES, ids=str)
 def test_whole_blocks_are_whole_blocks(case: Case) -> None:
     """No V rows are zeroed, which racecheck reports; also not of the kernel for long keys."""
-    spec = choose(problem_of(case, "sm_90a"), small=False, schedule=case.schedule)
+    spec = choose(problem_of(case, "sm_90a"), rows=None, schedule=case.schedule)
     assert test_sanitized.WHOLE_BLOCKS % spec.tile.kv == 0
     least = long_keys(spec.head_dim_qk, spec.head_dim_vo, spec.variant)
     assert least > 2 * test_sanitized.WHOLE_BLOCKS

@@ -19,7 +19,7 @@ DELAY = re.compile(r" *random_delay\(\d+\);\n")
 
 def spec(page_size: int | None, group: int = 4, head_dim: int = 128) -> KernelSpec:
     problem = Problem("sm_90a", "bf16", head_dim, head_dim, group, causal(), page_size)
-    return choose(problem, small=False)
+    return choose(problem, rows=None)
 
 
 SPECS = [spec(*case) for case in ((None,), (None, 3), (16,), (3,), (3, 3), (3, 4, 256))]

@@ -24,7 +24,7 @@ problem = cute_attn.Problem(
     arch=arch, dtype="fp16", head_dim_qk=64, head_dim_vo=64, group=4,
     variant=cute_attn.causal(), page_size=16,
 )
-kernel = cute_attn.build(cute_attn.choose(problem, small=False))
+kernel = cute_attn.build(cute_attn.choose(problem, rows=None))
 print(json.dumps({"toolchain": kernel.compiled.toolchain.name, "lint": kernel.lint()}))
 """
 

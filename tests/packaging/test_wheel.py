@@ -149,7 +149,7 @@ problem = cute_attn.Problem(
     arch={arch!r}, dtype="bf16", head_dim_qk=128, head_dim_vo=128, group=4,
     variant=cute_attn.causal(), page_size=16,
 )
-kernel = cute_attn.build(cute_attn.choose(problem, small=False))
+kernel = cute_attn.build(cute_attn.choose(problem, rows=None))
 print(json.dumps({{
     "magic": kernel.compiled.cubin[:4].hex(),
     "registers": kernel.resources.registers,

@@ -151,7 +151,7 @@ def test_no_piece_is_too_short(
 def test_a_piece_is_worth_its_partial_result(
     pairs: list[tuple[int, int]], geometry: Geometry, num_blocks: int, cost: CostModel
 ) -> None:
-    """By default a piece has 128 keys, and takes as long as writing its result does."""
+    """By default a piece has 64 keys, and takes as long as writing its result does."""
     requests = cases.make_batch(pairs)
     plan = plan_batch(requests, geometry, num_blocks, cost=cost)
     rows = requests.q_len * geometry.group
@@ -160,7 +160,7 @@ def test_a_piece_is_worth_its_partial_result(
         if item.slot >= 0:
             batch = plan.view.request(item.request).batch
             blocks = item.block_end - item.block_begin
-            assert blocks * geometry.tile_kv >= 128
+            assert blocks * geometry.tile_kv >= 64
             partial = min(geometry.tile_q, int(rows[batch])) * cost.partial_row_ps // 1000
             assert blocks * block_cost[batch] >= partial
 

@@ -12,15 +12,21 @@ struct PieceSlots {
   int count;
 };
 
-// Counts a piece whose partial result is complete, and fenced by the threads that wrote it. One
-// thread of the block calls. The counter is zero again after the last piece.
+// Counts a piece whose partial result all threads of the block have written. One of them calls,
+// between two barriers: the partial results of others are visible behind the second one. The
+// counter is zero again after the last piece.
 CUTE_DEVICE PieceSlots arrive_piece(int32_t const* plan, int32_t* arrivals, Item const& item) {
   Cut const& cut = Plan{plan, static_cast<int>(gridDim.x)}.cut(item.cut);
   int32_t* const arrived = arrivals + cut.first_slot;
-  bool const last = atomicAdd(arrived, 1) == cut.num_slots - 1;
+  int32_t const num_slots = cut.num_slots;
+  int32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(arrived)
+               : "memory");
+  bool const last = before == num_slots - 1;
   if (last) *arrived = 0;
-  __threadfence();  // the others' partial results after their arrivals
-  return {cut.first_slot, last ? cut.num_slots : 0};
+  return {cut.first_slot, last ? num_slots : 0};
 }
 
 // How the threads of a warp share rows of kHeadDim float32 elements: as many threads per row as

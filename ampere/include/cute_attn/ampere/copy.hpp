@@ -14,6 +14,12 @@ constexpr unsigned kThreadsPerRow = kPanel / kChunk;
 // The first of the columns that this thread copies of every panel.
 CUTE_DEVICE int first_column() { return opaque(threadIdx.x) % kThreadsPerRow * kChunk; }
 
+// index * stride of two numbers in [0, 2^31): one instruction.
+CUTE_DEVICE int64_t wide_product(int index, int64_t stride) {
+  return static_cast<int64_t>(uint64_t{static_cast<uint32_t>(index)} *
+                              static_cast<uint32_t>(stride));
+}
+
 // This thread's share of the row that lies `row` below the one that `mine` is for: one chunk of
 // every panel. `source` is the row in global memory, from first_column() on.
 template <int kRows, int kHeadDim, class Element>

@@ -6,40 +6,47 @@
 
 namespace cute_attn::ampere {
 
-// The pages of the keys of one KV block that this thread copies. fetch() runs well before copy(),
-// so that the latency of the table is hidden.
+// The rows of the keys of one KV block that this thread copies: locate(), then load() well before
+// copy(), so that the latency of the table is hidden.
 template <int kKeys, int kThreads>
 struct BlockPages {
   static constexpr int kRowsPerCopy = kThreads / kThreadsPerRow;
   static constexpr int kCopies = kKeys / kRowsPerCopy;
 
-  int page[kCopies];
+  int page[kCopies];  // entries of the table, then what they hold
+  int row[kCopies];   // in the page
 
-  // `table` is the request's page table; `thread` is this thread's number among kThreads.
-  CUTE_DEVICE void fetch(int const* table, PageDivider divider, int first_key, int kv_len,
-                         unsigned thread) {
+  // The keys are [first_key, first_key + kKeys); `thread` is this thread's number among kThreads.
+  CUTE_DEVICE void locate(PageDivider divider, int first_key, int kv_len, unsigned thread) {
     CUTE_UNROLL
     for (int i = 0; i < kCopies; ++i) {
       int const key = first_key + int(thread / kThreadsPerRow) + i * kRowsPerCopy;
-      page[i] = __ldg(table + divider.page_of(min(key, kv_len - 1)));
+      int const present = min(key, kv_len - 1);
+      page[i] = divider.page_of(present);
+      row[i] = divider.row_in_page(present, page[i]);
     }
   }
 
-  // Copies keys [first_key, first_key + kKeys); `head` points to the KV head in page 0, from
-  // first_column() on. Keys at or past kv_len become zeros.
-  template <int kHeadDim, class Element>
+  // `table` is the request's page table.
+  CUTE_DEVICE void load(int const* table) {
+    CUTE_UNROLL
+    for (int i = 0; i < kCopies; ++i) page[i] = __ldg(table + page[i]);
+  }
+
+  // Copies the keys of locate(); `head` points to the KV head in page 0, from first_column() on.
+  // Strides are below 2^31, as the host has checked. kTail: keys at or past kv_len become zeros;
+  // else there are none.
+  template <bool kTail, int kHeadDim, class Element>
   CUTE_DEVICE void copy(Element const* head, int64_t page_stride, int64_t token_stride,
-                        PageDivider divider, int first_key, int kv_len, unsigned thread,
-                        Element* tile) const {
+                        int first_key, int kv_len, unsigned thread, Element* tile) const {
     int const thread_row = thread / kThreadsPerRow;
     ChunkOffset const mine(thread_row, thread % kThreadsPerRow);
     CUTE_UNROLL
     for (int i = 0; i < kCopies; ++i) {
       int const key = first_key + thread_row + i * kRowsPerCopy;
-      int const present = min(key, kv_len - 1);
-      int const row_in_page = divider.row_in_page(present, divider.page_of(present));
-      Element const* source = head + page[i] * page_stride + row_in_page * token_stride;
-      copy_row<kKeys, kHeadDim>(source, tile, mine, i * kRowsPerCopy, key < kv_len);
+      Element const* source =
+          head + wide_product(page[i], page_stride) + wide_product(row[i], token_stride);
+      copy_row<kKeys, kHeadDim>(source, tile, mine, i * kRowsPerCopy, !kTail || key < kv_len);
     }
   }
 };

@@ -45,23 +45,6 @@ CUTE_DEVICE void multiply_qk(Element const* q, int row, Element const* k,
   }
 }
 
-// The same for 16 query rows whose operands are in registers, and the 16 rows of a K tile.
-template <int kHeadDim, class Element>
-CUTE_DEVICE void multiply_qk(uint32_t const (&q)[kHeadDim / 16][4], Element const* k,
-                             float (&scores)[8]) {
-  CUTE_UNROLL
-  for (int i = 0; i < 8; ++i) scores[i] = 0.f;
-
-  ChunkOffset const rows = by_rows();
-  CUTE_UNROLL
-  for (int step = 0; step < kHeadDim / 16; ++step) {
-    uint32_t b[4];
-    read_corner<16>(k, rows, 0, 16 * step, b);
-    mma<Element>(&scores[0], q[step], b[0], b[1]);
-    mma<Element>(&scores[4], q[step], b[2], b[3]);
-  }
-}
-
 // out += P V, P being probabilities in accumulator fragments of 16 kRowTiles rows.
 template <int kKeys, int kHeadDim, int kRowTiles, class Element>
 CUTE_DEVICE void multiply_pv(float const (&p)[kRowTiles][kKeys / 2], Element const* v,
