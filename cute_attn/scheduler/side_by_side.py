@@ -7,9 +7,9 @@ decodes reads more than its share of the bandwidth, and fewer of them do.
     prefill on n SMs         work / n
     decode on the others     bytes / rate(sms - n) + items in turn
 
-The constants are a fit to thirteen made-up steps on an H200, each with up to twenty numbers of SMs
-(perf/NOTES.md): what loses least where a step takes the number that they say, 1.5 % in the mean. By
-themselves they say little: an SM reads 40 to 73 GB/s, and prefill is slowed by 0 to 15 %.
+The constants are a fit to fifteen made-up steps on an H200, each with up to seventeen numbers of
+SMs (perf/NOTES.md): what loses least where a step takes the number that they say, 1.4 % in the mean.
+By themselves they say little: prefill is slowed by less than _SLOWDOWN, for one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ LEAST_DECODE_US = 20.0
 LEAST_SHARE = 0.25
 """Of decode's reading time at full rate in the time of prefill: below it prefill on fewer SMs loses
 more than decode beside it wins (-4 % at 0.13, 0 at 0.2, +1 % at 0.3)."""
-_SM_GBPS = 40.0  # of an SM that decodes
-_READ_SHARE = 0.95  # of `Gpu.read_gbps`, while other SMs compute
-_SHARPNESS = 5  # how suddenly the one limit gives way to the other
-_ITEM_US = 10.0  # an item's latencies
-_SLOWDOWN = 1.4  # of prefill, whose clock and L2 others share
-_START_US = 8.0  # of prefill: until its first blocks have come
+_SM_GBPS = 60.0  # of an SM that decodes
+_READ_SHARE = 1.0  # of `Gpu.read_gbps`, while other SMs compute
+_SHARPNESS = 9  # how suddenly the one limit gives way to the other
+_ITEM_US = 12.0  # an item's latencies
+_SLOWDOWN = 1.8  # of prefill, whose clock and L2 others share
+_BALANCE = 3.5  # of the two times: how much the shorter one counts
+_START_US = 12.0  # of prefill: until its first blocks have come
 
 
 def prefill_sms(
@@ -65,7 +66,7 @@ def prefill_sms(
     items = decode.num_requests * heads / (others * decode_blocks_per_sm)
     rate = _combined(_SM_GBPS * others, _READ_SHARE * gpu.read_gbps)
     reading = read_bytes / rate / 1e3 + _ITEM_US * items
-    return int(sms[np.maximum(computing, reading).argmin()])
+    return int(sms[(computing**_BALANCE + reading**_BALANCE).argmin()])
 
 
 def _combined(*limits: float | np.ndarray) -> np.ndarray:
