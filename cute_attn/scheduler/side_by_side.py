@@ -8,8 +8,8 @@ decodes reads more than its share of the bandwidth, and fewer of them do.
     decode on the others     bytes / rate(sms - n) + items in turn
 
 The constants are a fit to fifteen made-up steps on an H200, each with up to seventeen numbers of
-SMs (perf/NOTES.md): what loses least where a step takes the number that they say, 1.4 % in the mean.
-By themselves they say little: prefill is slowed by less than _SLOWDOWN, for one.
+SMs (perf/NOTES.md): what loses least where a step takes the number that they say, 1.4 % in the
+mean. By themselves they say little: prefill is slowed by less than _SLOWDOWN, for one.
 """
 
 from __future__ import annotations
