@@ -1,4 +1,4 @@
-"""Decode over a paged cache (section C), GB/s of K and V.
+"""Decode over a paged cache (section C; section Q: a few tokens per request), GB/s of K and V.
 
 python -m perf.bench_decode [--quick] [--peers FILE]
 """
@@ -10,12 +10,12 @@ import sys
 import torch
 
 from perf import compare, harness
-from perf.cases import Case, decode
+from perf.cases import Case, decode, few_tokens
 
 
 def selected(quick: bool, match: str) -> list[Case]:
     """Cases to measure; quick: 32/8 heads, page 16, three batch sizes."""
-    cases = decode()
+    cases = [*decode(), *few_tokens()]
     if quick:
         cases = [
             case
@@ -26,7 +26,7 @@ def selected(quick: bool, match: str) -> list[Case]:
 
 
 def main() -> int:
-    parser = harness.parser("Decode benchmark, section C.")
+    parser = harness.parser("Decode benchmark, sections C and Q.")
     parser.add_argument("--schedule", help="force a kernel family")
     options = parser.parse_args()
     cases = selected(options.quick, options.match)

@@ -1,4 +1,5 @@
-"""Real steps (section T): sixteen continuous-batching steps of production traces, one call each.
+"""Real steps (section T): sixteen continuous-batching steps of production traces, one call each;
+and a mixed batch (section X).
 
     python -m perf.bench_steps [--quick] [--peers FILE]
 
@@ -13,7 +14,7 @@ import sys
 import torch
 
 from perf import compare, harness
-from perf.cases import Case, steps
+from perf.cases import Case, mixed, steps
 
 MATRIX_FLOPS = 796e12
 READ_BYTES = 4633e9
@@ -27,8 +28,8 @@ def floor_us(case: Case) -> float:
 
 
 def main() -> int:
-    options = harness.parser("Real steps, section T.").parse_args()
-    cases = [case for case in steps() if not options.quick or case.cfg in QUICK]
+    options = harness.parser("Real steps and a mixed batch, sections T and X.").parse_args()
+    cases = [case for case in [*steps(), *mixed()] if not options.quick or case.cfg in QUICK]
     cases = [case for case in cases if options.match in case.cfg]
     results = harness.open_records("steps", options.out, cases[0].spec(harness.arch()))
     for case in cases:

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from perf import goals, records
+from perf import goals, records, serving_goals
 from perf.joining import PEERS, Cell, Row, is_ours, join, time_field
 
 TITLES = {
@@ -110,7 +110,8 @@ def matrix_line(rows: Iterable[Row]) -> list[str]:
 
 def page(rows: Sequence[Row], peers: Sequence[Row], cells: Sequence[Cell]) -> list[str]:
     """What is to be known of one record: sections, the matrix product's rate, goals."""
-    return [*summary(cells), *matrix_line(rows), *map(str, goals.check(rows, peers))]
+    found = [*goals.check(rows, peers), *serving_goals.check(rows, peers)]
+    return [*summary(cells), *matrix_line(rows), *map(str, found)]
 
 
 def print_tables(rows: Sequence[Row], peers: Path) -> None:

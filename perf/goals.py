@@ -1,4 +1,5 @@
-"""What prefill is to reach, checked on a record: against peers, and against ourselves.
+"""What prefill is to reach, checked on a record: against peers, and against ourselves. What serving
+is to reach: `serving_goals`.
 
 `check` says nothing about what a record does not hold.
 """

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from cute_attn import KernelSpec, UnsupportedSpecError
 from perf.cases.case import Case, lengths
 from perf.cases.prefill import PREFILL_TOKENS, prefill, prefill_dense, prefill_paged
-from perf.cases.serving import decode, steps
+from perf.cases.serving import decode, few_tokens, mixed, steps
 
 __all__ = [
     "PREFILL_TOKENS",
@@ -19,7 +19,9 @@ __all__ = [
     "all_cases",
     "all_specs",
     "decode",
+    "few_tokens",
     "lengths",
+    "mixed",
     "prefill",
     "prefill_dense",
     "prefill_paged",
@@ -29,7 +31,7 @@ __all__ = [
 
 def all_cases() -> list[Case]:
     """Cases of all benchmarks."""
-    return [*prefill(), *decode(), *steps()]
+    return [*prefill(), *decode(), *few_tokens(), *steps(), *mixed()]
 
 
 def all_specs(arch: str, sections: Collection[str] = ()) -> list[KernelSpec]:

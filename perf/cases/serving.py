@@ -1,4 +1,4 @@
-"""Decode (section C) and real continuous-batching steps (section T)."""
+"""Decode (sections C, Q), real continuous-batching steps (T) and a mixed batch (X)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,26 @@ def _decode(
 ) -> Case:
     own = tuple(lengths(kind, batch))
     return Case("C", cfg, (1,) * batch, own, heads, kv_heads, dim, page_size, True)
+
+
+def few_tokens() -> list[Case]:
+    """Section Q: a few tokens per request, as in speculative decoding."""
+    found = []
+    for tokens in (1, 2, 4, 8, 16):
+        cfg = f"64/8 q{tokens} b16 c8192"
+        found.append(Case("Q", cfg, (tokens,) * 16, (8192,) * 16, 64, 8, 128, 16, True))
+    return found
+
+
+def mixed() -> list[Case]:
+    """Section X: one prefill chunk and many decodes, and either alone."""
+    chunk, decodes = ((2048,), (8192,)), ((1,) * 128, (4096,) * 128)
+    parts = {
+        "2048@8192 + 128x4096": (chunk[0] + decodes[0], chunk[1] + decodes[1]),
+        "2048@8192": chunk,
+        "128x4096": decodes,
+    }
+    return [Case("X", cfg, *lens, 32, 8, 128, 16, True) for cfg, lens in parts.items()]
 
 
 def steps() -> list[Case]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perf import compare, goals, joining, records
+from perf import compare, goals, joining, records, serving_goals
 from perf.cases.prefill import windows
 
 PEER_ROWS: list[dict[str, Any]] = [
@@ -95,7 +95,7 @@ def test_command(
     assert "a GPU, commit abc" in text
     lines = {line.split()[0]: line for line in text.splitlines() if " 2.000 " in line}
     assert lines.keys() == {"A", "B", "K", "T"}
-    assert "MISSED" not in text and text.count("reached") == 6
+    assert "MISSED" not in text and text.count("reached") == 8
 
 
 def test_goals_against_ourselves() -> None:
@@ -127,3 +127,43 @@ def test_goal_of_windows() -> None:
     row = {"sec": "W", "cfg": case.cfg, "us": 1.1 * tiles + 10, "tile": [128, 128]}
     (goal,) = goals.check([full, row], [])
     assert goal.got == pytest.approx(1.0)
+
+
+def test_goals_of_serving() -> None:
+    peers: list[dict[str, Any]] = [
+        {"sec": "C", "cfg": cfg, "peer": "p", "us_graph": us}
+        for cfg, us in (("32/8 p16 c8192 b256", 2000.0), ("32/32 p16 z2048 b64", 500.0))
+    ]
+    peers += [{"sec": "T", "cfg": "azure-chat-900", "peer": "p", "us_graph": 180.0}]
+    peers += [{"sec": "Q", "cfg": "64/8 q2 b16 c8192", "peer": "p", "us_graph": 134.0}]
+    rows: list[dict[str, Any]] = [
+        # 8.6 and 2.1 GB of K and V.
+        {"sec": "C", "cfg": "32/8 p16 c8192 b256", "us_graph": 1900.0, "gbps_graph": 4521.0},
+        {"sec": "C", "cfg": "32/32 p16 z2048 b64", "us_graph": 495.0, "gbps_graph": 4300.0},
+        {"sec": "C", "cfg": "32/8 p16 c1024 b1", "us_graph": 6.0, "gbps_graph": 700.0},
+        {"sec": "C", "cfg": "32/8 p1 c1024 b1", "us_graph": 7.1, "gbps_graph": 590.0},
+        {"sec": "C", "cfg": "32/8 p1 c1024 b16", "us_graph": 19.0, "gbps_graph": 3500.0},
+        {"sec": "T", "cfg": "azure-chat-900", "us_graph": 150.0},
+        {"sec": "Q", "cfg": "64/8 q2 b16 c8192", "us_graph": 134.0},
+        {"sec": "X", "cfg": "2048@8192 + 128x4096", "us_graph": 600.0},
+        {"sec": "X", "cfg": "2048@8192", "us_graph": 350.0},
+        {"sec": "X", "cfg": "128x4096", "us_graph": 480.0},
+    ]
+    found = {goal.what: goal for goal in serving_goals.check(rows, peers)}
+    reached = {what: "reached" in str(goal) for what, goal in found.items()}
+    assert reached == {
+        "C: mean of the best peer": False,
+        "C: worst cell": True,
+        "C: z2048 from batch 16 on, 32/32, worst": False,
+        "C: worst share of 4633 GB/s from 4 GB on": True,
+        "C: worst share of 4633 GB/s from 2 GB on": False,
+        "C: 32/8 c1024 b1, 7 us over the time": False,
+        "C: 32/8 c1024 b16, GB/s": True,
+        "T: mean of the best peer": True,
+        "T: worst cell": True,
+        "Q: worst cell": False,
+        "X: 700 us over the time": True,
+        "X: 0.8 x its parts' time over its own": True,
+    }
+    assert found["X: 0.8 x its parts' time over its own"].got == pytest.approx(0.8 * 830 / 600)
+    assert found["C: 32/8 c1024 b1, 7 us over the time"].got == pytest.approx(7 / 7.1)
