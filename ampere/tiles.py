@@ -110,17 +110,27 @@ _DECODE_ROWS: Mapping[tuple[str, int], TileRow] = {
     ),
 }
 
-# For steps of no more query tiles than SMs: a block has an SM, and a tile, for itself.
-_FEW_TILES_ROWS: Mapping[tuple[str, int], TileRow] = {
-    ("sm_90", 64): TileRow(
-        Tile(q=16, kv=64, stages=3, threads=512, blocks_per_sm=1), "128 KB in flight"
-    ),
-    ("sm_90", 128): TileRow(
-        Tile(q=16, kv=64, stages=2, threads=384, blocks_per_sm=1),
-        "96 KB in flight; a third of the partial results of three blocks, or none: 16 requests of "
-        "1k keys take 18.8 us instead of 20.8, one of 8k 12.5 instead of 14.1",
-    ),
+# For steps of few query tiles, by how many an SM gets at most: larger blocks have fewer partial
+# results, or whole tiles and none. The more items a block has, the more blocks must fill the gaps.
+_FEW_TILES_ROWS: Mapping[tuple[str, int], Mapping[int, TileRow]] = {
+    ("sm_90", 64): {
+        1: TileRow(Tile(q=16, kv=64, stages=3, threads=512, blocks_per_sm=1), "128 KB in flight")
+    },
+    ("sm_90", 128): {
+        1: TileRow(
+            Tile(q=16, kv=64, stages=2, threads=384, blocks_per_sm=1),
+            "96 KB in flight; 16 requests of 1k keys, 32/8 heads: 18.8 us, with three blocks 20.8; "
+            "one of 8k: 12.5 and 14.1",
+        ),
+        4: TileRow(
+            Tile(q=16, kv=64, stages=2, threads=192, blocks_per_sm=2),
+            "96 KB in flight; 64 requests of 1k keys: 64.1 us, with three blocks 68.7; of up to 8k "
+            "keys, or skewed: the same",
+        ),
+    },
 }
+TILES_PER_SM = (1, 4)
+"""The limits of all rows for few tiles."""
 
 _TABLES = {TILE: _TILE_ROWS, DECODE: _DECODE_ROWS}
 
@@ -143,20 +153,28 @@ def tile_row(arch: str, schedule: str, head_dim: int) -> TileRow:
 
 
 def tiles(
-    arch: str, schedule: str, head_dim: int, rows: int | None = None, *, few: bool = False
+    arch: str,
+    schedule: str,
+    head_dim: int,
+    rows: int | None = None,
+    *,
+    tiles_per_sm: int | None = None,
 ) -> Tile:
     """The tile of the table; see `tile_row` for the reason and the errors.
 
     Args:
         arch, schedule, head_dim: the row.
         rows: packed query rows that a decode tile should have, at least.
-        few: of decode tiles, the one for no more query tiles than SMs, where there is one.
+        tiles_per_sm: query tiles that an SM gets, rounded up: few take another decode tile on some
+            architectures. None: many.
     """
     tile = tile_row(arch, schedule, head_dim).tile
     if schedule != DECODE:
         return tile
-    if few and (arch, head_dim) in _FEW_TILES_ROWS:
-        tile = _FEW_TILES_ROWS[arch, head_dim].tile
+    for most, row in _FEW_TILES_ROWS.get((arch, head_dim), {}).items():
+        if tiles_per_sm is not None and tiles_per_sm <= most:
+            tile = row.tile
+            break
     return tile if rows is None else replace(tile, q=decode_rows(rows))
 
 

@@ -191,7 +191,7 @@ class CudaBatch:
 
     def _prepare(self, step: Step, num_sms: int) -> _Prepared:
         """Kernel and plan of one launch on `num_sms` SMs."""
-        spec = self._spec_of(step)
+        spec = self._spec_of(step, num_sms)
         self._check_captured(step)
         self._check_workspace(spec)
         kernels = self._sets.get(spec)
@@ -237,8 +237,8 @@ class CudaBatch:
         self._q_known = self._out_known = self._lse_known = _UNKNOWN
         self._row_fields = None
 
-    def _spec_of(self, step: Step) -> KernelSpec:
-        """The step's kernel; in graph mode the one of the first plan."""
+    def _spec_of(self, step: Step, num_sms: int) -> KernelSpec:
+        """The step's kernel on so many SMs; in graph mode the one of the first plan."""
         first = self._set.spec if self._cuda_graph and self.plan_of_step is not None else None
         requests = step.requests
         longest = int(requests.q_len.max(initial=0)) * self._shape.group
@@ -246,8 +246,8 @@ class CudaBatch:
         spec = dispatch.choose(
             problem,
             rows=longest,
-            few=dispatch.has_few_tiles(
-                requests.q_len, longest, self._shape.num_kv_heads, self._info.num_sms
+            tiles_per_sm=dispatch.tiles_per_sm(
+                requests.q_len, longest, self._shape.num_kv_heads, num_sms
             ),
             long=dispatch.is_long(problem, requests.q_len, requests.kv_len, step.band),
             schedule=self._schedule if first is None else first.schedule,

@@ -103,17 +103,17 @@ def is_long(problem: Problem, q_len: IntArray, kv_len: IntArray, band: tuple[int
     return int((q_len * (keys - least)).sum(dtype=np.int64)) >= 0 and bool(q_len.any())
 
 
-def has_few_tiles(q_len: IntArray, rows: int, num_kv_heads: int, num_sms: int) -> bool:
-    """Whether a decode step has no more query tiles than the device has SMs.
+def tiles_per_sm(q_len: IntArray, rows: int, num_kv_heads: int, num_sms: int) -> int:
+    """Query tiles of a decode step per SM, rounded up.
 
     Args:
         q_len: (requests,) query tokens.
         rows: packed query rows of the longest request.
         num_kv_heads: KV heads.
-        num_sms: SMs of the device.
+        num_sms: SMs that the step gets.
     """
     tiles = -(-rows // ampere.decode_rows(rows)) * num_kv_heads
-    return int(np.count_nonzero(q_len)) * tiles <= num_sms
+    return -(-int(np.count_nonzero(q_len)) * tiles // num_sms)
 
 
 def spec_for(
@@ -121,11 +121,11 @@ def spec_for(
     schedule: str,
     *,
     rows: int | None = None,
-    few: bool = False,
+    tiles_per_sm: int | None = None,
     long: bool = False,
 ) -> KernelSpec:
     """The spec of `schedule` for a problem, with the tile of the architecture's table; `rows`,
-    `few` and `long`: see `choose`.
+    `tiles_per_sm` and `long`: see `choose`.
 
     Raises:
         UnsupportedSpecError: there is none; the reasons say why.
@@ -146,7 +146,7 @@ def spec_for(
         loader,
         problem.variant,
         rows=rows,
-        few=few,
+        tiles_per_sm=tiles_per_sm,
         page_size=problem.page_size,
         long=long,
     )
@@ -173,7 +173,7 @@ def choose(
     problem: Problem,
     *,
     rows: int | None,
-    few: bool = False,
+    tiles_per_sm: int | None = None,
     long: bool = False,
     schedule: str | None = None,
 ) -> KernelSpec:
@@ -182,7 +182,7 @@ def choose(
     Args:
         problem: what is asked.
         rows: packed query rows (query tokens x group) of the longest request; None: any number.
-        few: the step has no more query tiles than the device has SMs (see `has_few_tiles`).
+        tiles_per_sm: query tiles per SM, see the function of this name; None: many.
         long: query tokens see many keys (see `is_long`).
         schedule: take this one instead of choosing.
 
@@ -192,7 +192,7 @@ def choose(
     reasons: list[str] = []
     for name in [schedule] if schedule else schedules(problem, rows):
         try:
-            return spec_for(problem, name, rows=rows, few=few, long=long)
+            return spec_for(problem, name, rows=rows, tiles_per_sm=tiles_per_sm, long=long)
         except UnsupportedSpecError as error:
             reasons += [f"{name}: {reason}" for reason in error.reasons]
     what = f"an attention kernel for a GPU of {problem.arch}"
@@ -201,11 +201,15 @@ def choose(
 
 def all_specs(problem: Problem, schedule: str | None = None) -> list[KernelSpec]:
     """Every spec that some step of the problem takes, none twice; for the rest see `choose`."""
-    decodes = [(rows, few, False) for rows in ampere.DECODE_ROWS for few in (False, True)]
-    steps = [*decodes, (None, False, False), (None, False, True)]
+    decodes = [
+        (rows, tiles, False)
+        for rows in ampere.DECODE_ROWS
+        for tiles in (None, *ampere.TILES_PER_SM)
+    ]
+    steps = [*decodes, (None, None, False), (None, None, True)]
     specs = (
-        choose(problem, rows=rows, few=few, long=long, schedule=schedule)
-        for rows, few, long in steps
+        choose(problem, rows=rows, tiles_per_sm=tiles, long=long, schedule=schedule)
+        for rows, tiles, long in steps
     )
     return list(dict.fromkeys(specs))
 
@@ -219,7 +223,7 @@ def default_tile(
     variant: Variant,
     *,
     rows: int | None = None,
-    few: bool = False,
+    tiles_per_sm: int | None = None,
     page_size: int | None = None,
     long: bool = False,
 ) -> Tile | None:
@@ -229,7 +233,7 @@ def default_tile(
             head_dim_qk, head_dim_vo, loader, variant, page_size=page_size, long=long
         )
     try:
-        return ampere.tiles(arch, schedule, head_dim_qk, rows, few=few)
+        return ampere.tiles(arch, schedule, head_dim_qk, rows, tiles_per_sm=tiles_per_sm)
     except ValueError:  # not in the table
         return None
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from cute_attn.api import KernelSpec, Problem, RaggedKV, choose
-from cute_attn.api.dispatch import geometry, has_few_tiles, is_long
+from cute_attn.api.dispatch import geometry, is_long, tiles_per_sm
 from cute_attn.api.side_by_side import SideBySide
 from cute_attn.api.step import make_step
 from cute_attn.scheduler import CostModel, Plan, RequestBatch, plan_batch, simulate_plans
@@ -160,8 +160,8 @@ def parts_of(step: Step, problem: Problem, num_sms: int) -> list[Part]:
     for part, sms in parts:
         requests = part.requests
         rows = int(requests.q_len.max(initial=0)) * problem.group
-        few = has_few_tiles(requests.q_len, rows, NUM_KV_HEADS, num_sms)
+        tiles = tiles_per_sm(requests.q_len, rows, NUM_KV_HEADS, sms)
         long = is_long(problem, requests.q_len, requests.kv_len, part.band)
-        spec = choose(problem, rows=rows, few=few, long=long)
+        spec = choose(problem, rows=rows, tiles_per_sm=tiles, long=long)
         found.append(Part(spec, requests, sms * spec.tile.blocks_per_sm))
     return found

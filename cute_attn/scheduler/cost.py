@@ -50,13 +50,11 @@ class Family:
         tile_ns: fixed cost of an item: Q load, pipeline fill and drain, output.
         masked_ns: what the masked KV blocks at one end of the visible band cost more than others.
         efficiency: share of `Gpu.tflops` that the loop over KV blocks reaches.
-        alone_ns: `tile_ns` with one block per SM, if no other then fills the gaps.
     """
 
     tile_ns: int
     masked_ns: int
     efficiency: float
-    alone_ns: int | None = None
 
 
 # Per family, by the largest head_dim a row is for. A fit: time of an item over its KV blocks, full
@@ -79,9 +77,9 @@ _FAMILIES: dict[str, dict[int, Family]] = {
         128: Family(tile_ns=3000, masked_ns=0, efficiency=0.48),
         256: Family(tile_ns=3000, masked_ns=0, efficiency=0.42),
     },
-    # Bound by what it reads: only tile_ns counts, and that does not grow with the blocks per SM,
-    # which take turns waiting.
-    "ampere_decode": {256: Family(tile_ns=2000, masked_ns=0, efficiency=0.75, alone_ns=5000)},
+    # Bound by what it reads: only tile_ns counts, the gap between two items. The other blocks of an
+    # SM fill most of it: 6 us with one block, 3 with two, 2 with three.
+    "ampere_decode": {256: Family(tile_ns=6000, masked_ns=0, efficiency=0.75)},
 }
 
 
@@ -144,16 +142,14 @@ class CostModel:
         rows = _FAMILIES[schedule]
         dim = max(head_dim_qk, head_dim_vo)
         family = rows[min((d for d in rows if d >= dim), default=max(rows))]
-        compute_bound = 1 if schedule == "ampere_decode" else blocks_per_sm
-        tile_ns = family.tile_ns
-        if blocks_per_sm == 1 and family.alone_ns is not None:
-            tile_ns = family.alone_ns
+        reads = schedule == "ampere_decode"
+        fixed = 1 / blocks_per_sm if reads else blocks_per_sm
         sm_flops_per_ps = gpu.tflops * family.efficiency / gpu.sms / blocks_per_sm
         sm_bytes_per_ps = gpu.read_gbps / gpu.sms / blocks_per_sm / 1000
         key_bytes = (head_dim_qk + head_dim_vo) * element_bytes
         return cls(
-            tile_ns=tile_ns * compute_bound,
-            masked_ns=family.masked_ns * compute_bound,
+            tile_ns=round(family.tile_ns * fixed),
+            masked_ns=round(family.masked_ns * fixed),
             row_key_ps=max(1, round(2 * (head_dim_qk + head_dim_vo) / sm_flops_per_ps)),
             key_ps=max(1, round(key_bytes / sm_bytes_per_ps)),
             partial_row_ps=round(4 * (head_dim_vo + 1) / sm_bytes_per_ps),

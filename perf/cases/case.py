@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_attn import KernelSpec, Problem, Variant, causal, choose, full, sliding_window
-from cute_attn.api.dispatch import has_few_tiles, is_long
+from cute_attn.api.dispatch import is_long, tiles_per_sm
 from cute_attn.scheduler.cost import H200
 
 NOMINAL_SECTIONS = ("A", "A16", "H", "M")
@@ -140,8 +140,8 @@ class Case:
         band = self.variant.band.resolve(self.variant.values(self.scalars))
         long = is_long(problem, np.array(self.q_lens), np.array(self.kv_lens), band)
         rows, q_len = max(self.q_lens) * self.group, np.array(self.q_lens)
-        few = has_few_tiles(q_len, rows, self.num_kv_heads, H200.sms)
-        return choose(problem, rows=rows, few=few, long=long, schedule=schedule)
+        tiles = tiles_per_sm(q_len, rows, self.num_kv_heads, H200.sms)
+        return choose(problem, rows=rows, tiles_per_sm=tiles, long=long, schedule=schedule)
 
 
 def _seen(rows: int, limit: int) -> int:

@@ -50,10 +50,13 @@ DECODE_TILES = [
         head_dim=head_dim,
         loader=loader,
         group=4,
-        tile=ampere.tiles(arch, "ampere_decode", head_dim, rows, few=few),
+        tile=ampere.tiles(arch, "ampere_decode", head_dim, rows, tiles_per_sm=tiles),
     )
-    for arch, head_dim, loader, (rows, few) in itertools.product(
-        ("sm_86", "sm_90"), HEAD_DIMS, ("ragged", "paged"), ((8, False), (8, True), (16, True))
+    for arch, head_dim, loader, (rows, tiles) in itertools.product(
+        ("sm_86", "sm_90"),
+        HEAD_DIMS,
+        ("ragged", "paged"),
+        ((8, None), (8, 1), (8, 4), (16, 1), (16, 4)),
     )
 ]
 FURTHER_VARIANTS = [

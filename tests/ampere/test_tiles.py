@@ -45,8 +45,8 @@ def test_decode_keeps_enough_bytes_in_flight() -> None:
     # GDDR of sm_86 and sm_89.
     wanted = {"sm_80": 19, "sm_86": 19, "sm_89": 19, "sm_90": 48}
     for arch, head_dim in itertools.product(ARCHS, HEAD_DIMS):
-        for few in (False, True):
-            tile = ampere.tiles(arch, "ampere_decode", head_dim, few=few)
+        for tiles in (None, 1, 4):
+            tile = ampere.tiles(arch, "ampere_decode", head_dim, tiles_per_sm=tiles)
             step = 2 * 2 * 16 * tile.threads // 32 * head_dim  # K and V of its warps, 16 bits
             assert tile.blocks_per_sm * (tile.stages - 1) * step >= wanted[arch] << 10
 

@@ -13,6 +13,7 @@ import torch
 
 from cute_attn import (
     BatchAttention,
+    KernelSpec,
     Problem,
     RaggedKV,
     UnsupportedSpecError,
@@ -77,35 +78,40 @@ def test_choice(
 @pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, None])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a"])
 def test_every_supported_size_has_a_tile(arch: str, rows: int | None, dim: int) -> None:
-    for few in (False, True):
-        spec = choose(problem(arch, dim=dim), rows=rows, few=few)
+    for tiles in (None, 1, 2, 4, 5):
+        spec = choose(problem(arch, dim=dim), rows=rows, tiles_per_sm=tiles)
         assert supports(spec) == []
         if rows is not None and rows <= 16:
             assert (spec.schedule, spec.tile.q) == ("ampere_decode", 8 if rows <= 8 else 16)
 
 
-def test_few_tiles_take_another_tile_where_there_is_one() -> None:
-    many, few = (choose(problem("sm_90a"), rows=4, few=few) for few in (False, True))
-    assert few.tile.threads > many.tile.threads and few.tile.blocks_per_sm == 1
-    assert replace(few, tile=many.tile) == many
-    many, few = (choose(problem("sm_80"), rows=4, few=few) for few in (False, True))
-    assert many == few
+def test_few_tiles_take_larger_blocks_where_there_are_some() -> None:
+    def of(arch: str) -> list[KernelSpec]:
+        own = problem(arch)
+        return [choose(own, rows=4, tiles_per_sm=tiles) for tiles in (1, 2, 4, 5, None)]
+
+    one, two, four, five, many = of("sm_90a")
+    assert [spec.tile.blocks_per_sm for spec in (one, two, four, five)] == [1, 2, 2, 3]
+    assert one.tile.threads > two.tile.threads > five.tile.threads
+    assert two == four and five == many
+    assert replace(one, tile=many.tile) == many
+    assert len(set(of("sm_80"))) == 1
 
 
 @pytest.mark.parametrize(
     ("q_len", "rows", "expected"),
     [
-        ([1] * 16, 4, True),  # 128 tiles on 132 SMs
-        ([1] * 17, 4, False),
-        ([1] * 16 + [0] * 40, 8, True),  # requests without queries have no tiles
-        ([2] * 16, 16, True),
-        ([5] * 8, 20, True),  # two tiles of 16 each
-        ([5] * 9, 20, False),
-        ([0], 0, True),
+        ([1] * 16, 4, 1),  # 128 tiles on 132 SMs
+        ([1] * 17, 4, 2),
+        ([1] * 16 + [0] * 40, 8, 1),  # requests without queries have no tiles
+        ([2] * 66, 16, 4),
+        ([5] * 8, 20, 1),  # two tiles of 16 each
+        ([5] * 9, 20, 2),
+        ([0], 0, 0),
     ],
 )
-def test_what_few_tiles_are(q_len: list[int], rows: int, expected: bool) -> None:
-    assert dispatch.has_few_tiles(np.array(q_len), rows, 8, 132) is expected
+def test_tiles_per_sm(q_len: list[int], rows: int, expected: int) -> None:
+    assert dispatch.tiles_per_sm(np.array(q_len), rows, 8, 132) == expected
 
 
 def test_long_keys_take_another_tile_where_there_is_one() -> None:

@@ -93,8 +93,8 @@ def test_one_workspace_holds_both(fake_gpu: Any) -> None:
 
     small = fake_gpu.batch(8, 2, 128, workspace=memory[: size - 256])
     with pytest.raises(ValueError, match=rf"workspace has {size - 256} bytes.*needs {size}"):
-        # 16 packed rows, and more tiles than SMs: the tile with the most partial rows.
-        small.plan(*step([4, 100, 1, 1], [*PAGES, 3500]))
+        # 16 packed rows, and many tiles: the kernel with the most partial rows.
+        small.plan(*step([4, 100, *[1] * 9], [*PAGES, *[3500] * 8]))
 
 
 def test_later_steps_of_one_kind_are_one_launch(fake_gpu: Any) -> None:

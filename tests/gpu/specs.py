@@ -23,7 +23,7 @@ from cute_attn import (
     sliding_window,
 )
 from cute_attn.abi import UNBOUNDED
-from cute_attn.api.dispatch import all_specs, has_few_tiles, is_long
+from cute_attn.api.dispatch import all_specs, is_long, tiles_per_sm
 from cute_attn.codegen.kernels import emit_append, emit_merge, emit_merge_states
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.scheduler.cost import H200
@@ -85,8 +85,8 @@ def takes_long_tile(case: Case) -> bool:
     return is_long(problem_of(case, "sm_90a"), q_len, kv_len, band)
 
 
-def decode_tiles(case: Case) -> set[tuple[int, bool]]:
-    """(rows, few) of the case's kernel, of an H200, at full length and cut for sanitizers."""
+def decode_tiles(case: Case) -> set[tuple[int, int]]:
+    """(rows, tiles_per_sm) of the case on an H200, at full length and cut for sanitizers."""
     found = set()
     for longest in (LENGTHS[-1], CUT):
         if case.table == "bsr":
@@ -95,7 +95,7 @@ def decode_tiles(case: Case) -> set[tuple[int, bool]]:
         else:
             q_len = np.array([q for q, _ in case.requests(longest)])
         rows = int(q_len.max()) * case.family.group
-        found.add((rows, has_few_tiles(q_len, rows, case.num_kv_heads, H200.sms)))
+        found.add((rows, tiles_per_sm(q_len, rows, case.num_kv_heads, H200.sms)))
     return found
 
 
@@ -107,10 +107,16 @@ def grid_kernels(arch: str, *, long_tiles: bool = True) -> list[AnyKernel]:
         with suppress(UnsupportedSpecError):
             # The short one in any case: lengths are cut for sanitizers.
             for long in {False, long_tiles and takes_long_tile(case)}:
-                for rows, few in decode_tiles(case):
+                for rows, tiles in decode_tiles(case):
                     problem = problem_of(case, arch)
                     specs.append(
-                        choose(problem, rows=rows, few=few, long=long, schedule=case.schedule)
+                        choose(
+                            problem,
+                            rows=rows,
+                            tiles_per_sm=tiles,
+                            long=long,
+                            schedule=case.schedule,
+                        )
                     )
     return with_merges(specs)
 

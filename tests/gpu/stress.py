@@ -65,7 +65,8 @@ def decode_case(case: Case, **changes: Any) -> Case:
 
 DECODES = (
     decode_case(PAGED),
-    decode_case(PAGED, num_kv_heads=32),  # more tiles than SMs: three blocks per SM
+    decode_case(PAGED, num_kv_heads=32),  # more tiles than SMs: two blocks per SM
+    decode_case(RAGGED, num_kv_heads=128),  # and three
     decode_case(RAGGED),
     decode_case(case_of("fp16", 64, 4, "causal_soft_cap", 3)),
     decode_case(case_of("bf16", 128, 5, "causal_window", 16)),  # two tiles of eight query rows

@@ -61,11 +61,13 @@ def test_both_are_right(given: bool, page_size: int, device: torch.device) -> No
 
 
 @pytest.mark.parametrize("window", [None, 11_000], ids=["causal", "window"])
-@pytest.mark.parametrize("decodes", [DECODES, [(1, 1500)] * 80], ids=["few tiles", "many tiles"])
+@pytest.mark.parametrize(
+    ("decodes", "blocks_per_sm"), [(DECODES, 1), ([(1, 1500)] * 80, 2), ([(1, 1500)] * 300, 3)]
+)
 def test_kernels_of_decode(
-    decodes: list[tuple[int, int]], window: int | None, device: torch.device
+    decodes: list[tuple[int, int]], blocks_per_sm: int, window: int | None, device: torch.device
 ) -> None:
-    """One block per SM where tiles are few, three where they are many; both with a window."""
+    """The fewer the tiles the larger the blocks; also with a window."""
     case, variant = serving_case(), causal()
     if window is not None:
         case = replace(case, variant="causal_window", window_left=window)
@@ -74,7 +76,7 @@ def test_kernels_of_decode(
     wrapper = serving_attention(device, variant=variant)
     wrapper.plan(batch.qo_indptr, batch.kv_format, scalars=batch.scalars)
     assert [kernel.spec.schedule for kernel in wrapper.kernels] == ["hopper_tile", "ampere_decode"]
-    assert (wrapper.kernels[1].spec.tile.blocks_per_sm == 1) == (decodes is DECODES)
+    assert wrapper.kernels[1].spec.tile.blocks_per_sm == blocks_per_sm
     out, lse = wrapper.run(batch.q, *batch.kv, return_lse=True)
     assert_right(batch, out, lse)
 
