@@ -24,7 +24,12 @@ from cute_attn import (
 )
 from cute_attn.abi import UNBOUNDED
 from cute_attn.api.dispatch import all_specs, has_few_tiles, is_long
-from cute_attn.codegen.kernels import emit_append, emit_merge, emit_merge_states
+from cute_attn.codegen.kernels import (
+    emit_append,
+    emit_merge,
+    emit_merge_states,
+    emit_plan_decode,
+)
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.scheduler.cost import H200
 from tests.gpu import stress
@@ -145,6 +150,7 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
         *with_merges(specs),
         *(emit_append(own, dtype, dim, dim, rope) for dtype, dim, rope in APPENDS),
         *(emit_merge_states(own, dtype, dim) for dtype, dim in STATES),
+        *(emit_plan_decode(own, threads=threads) for threads in (512, 1024)),
     ]
 
 
