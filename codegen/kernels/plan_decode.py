@@ -127,8 +127,8 @@ def _smem_bytes(threads: int, max_requests: int) -> int:
     warps = threads // 32
     sort = max(512 * (warps + 2), 8 * threads) + 4 * warps
     sort = -(-(-(-sort // 16) * 16 + 4 * max_requests) // 16) * 16
-    per_request = max(sort, 8 * max_requests) + (4 + 4 + 2) * max_requests
-    per_cut = (2 * 8 + 3 * 4 + 24) * threads + 8
+    per_request = sort + (4 + 4 + 2) * max_requests
+    per_cut = (2 * 8 + 3 * 4 + 24) * threads + 8 * 64 + 8
     per_warp = (2 * 8 + 4 + 4) * warps
     lengths = (3 + 1) * 4 * 32
     return -(-(per_request + per_cut + per_warp + lengths) // 16) * 16

@@ -181,10 +181,12 @@ class BatchAttention:
         CPU it shows how the work of the executor would be spread.
 
         Raises:
-            RuntimeError: not planned.
+            RuntimeError: not planned, or on the device.
         """
         if self._step is None:
             raise RuntimeError("explain() before plan(): plan the step first")
+        if not self.plans:
+            raise RuntimeError("explain() after plan_on_device(): only the device knows the plan")
         specs = [kernel.spec for kernel in self.kernels if kernel.spec is not None]
         if not specs:
             return explain(*(Launch(plan, "CPU executor") for plan in self.plans))

@@ -62,7 +62,7 @@ def test_the_planner_and_what_follows_it(gpu: Any) -> None:
     plan_address, captured = gpu.launches[0].params["plan"], gpu.launches[0]
     gpu.launches.clear()
     uploads = gpu.uploads
-    batch.plan_on_device(kv, q_len=2)
+    batch.plan_on_device(kv, q_len=2)  # two tokens of four heads: all rows of the tile
     for _ in range(3):
         batch.run(zeros(6, 8, 128), zeros(6, 2, PAGE, 2, 128))
     planner, *runs = gpu.launches
@@ -74,9 +74,11 @@ def test_the_planner_and_what_follows_it(gpu: Any) -> None:
     assert {run.params["page_table"] for run in runs} == {kv.page_table.data_ptr()}
     assert captured.params["page_table"] not in (0, kv.page_table.data_ptr())
 
-    # tile_kv of the kernel: see ampere/tiles.py
-    geometry = Geometry(16, 64, group=4, num_kv_heads=2, window_right=0)
-    cost = CostModel.for_kernel(schedule="ampere_decode", blocks_per_sm=3)
+    (kernel,) = batch.kernels
+    assert kernel.spec is not None
+    tile = kernel.spec.tile
+    geometry = Geometry(tile.q, tile.kv, group=4, num_kv_heads=2, window_right=0)
+    cost = CostModel.for_kernel(schedule="ampere_decode", blocks_per_sm=tile.blocks_per_sm)
     own = {
         **vars(DecodeCosts.of(geometry, cost, 2)),
         **vars(geometry),
@@ -111,6 +113,8 @@ def test_formats_and_scalars(gpu: Any) -> None:
     assert planner["kv_indptr"] == planner["kv_last_page_len"] == 0 != planner["seq_lens"]
     assert (planner["table_stride"], planner["capacity"], planner["num_requests"]) == (12, 80, 3)
     assert batch.last_plan is None and batch.plans == () and len(batch.kernels) == 1
+    with pytest.raises(RuntimeError, match="only the device knows the plan"):
+        batch.explain()
 
 
 def test_capture(gpu: Any) -> None:

@@ -26,6 +26,8 @@ CONFIG = """
 #define CUTE_UNROLL
 #define CUTE_NO_UNROLL
 #define __global__
+#define __device__ inline
+#define __noinline__
 #define __grid_constant__
 #define __shared__
 #define __align__(n) __attribute__((aligned(n)))
@@ -102,6 +104,7 @@ inline unsigned __reduce_add_sync(unsigned, unsigned value) {
   });
 }
 inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t{a} * b >> 32; }
+inline int __ffs(unsigned bits) { return __builtin_ffs(bits); }
 inline int __clz(int bits) { return __builtin_clz(bits); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }

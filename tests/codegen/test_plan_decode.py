@@ -27,6 +27,7 @@ from cute_attn.scheduler import (
     Plan,
     RequestBatch,
     plan_batch,
+    planner,
 )
 from tests.codegen.host_block import COMPILER, compile_kernel
 
@@ -150,7 +151,23 @@ def lengths(rng: np.random.Generator, count: int) -> np.ndarray:
     return kv.astype(np.int64)
 
 
+def few_tiles(rng: np.random.Generator) -> Case:
+    """So few tiles that each may be cut in even pieces."""
+    heads = int(rng.choice([1, 2, 4]))
+    geometry = Geometry(8, int(rng.choice([16, 64])), group=4, num_kv_heads=heads, window_right=0)
+    cost = CostModel.for_kernel(blocks_per_sm=int(rng.integers(1, 4)))
+    num_blocks = int(rng.choice([16, 40, 63]))
+    count = int(rng.integers(1, num_blocks // (2 * heads) + 2))
+    longest = int(rng.choice([500, 5000, 1 << 17, 1 << 24]))
+    kv_len = rng.integers(0, longest, count) if rng.random() < 0.7 else np.full(count, longest)
+    case = Case(geometry, cost, num_blocks, 1, list(range(count)), kv_len.tolist(), 1 << 25, 1, 1)
+    case.arrays = {"seq_lens": kv_len.tolist()}
+    return case
+
+
 def random_case(rng: np.random.Generator) -> Case:
+    if rng.random() < 0.25:
+        return few_tiles(rng)
     group, q_len = int(rng.choice([1, 2, 4, 7, 8])), int(rng.choice([1, 1, 1, 2, 4]))
     geometry = Geometry(
         tile_q=int(rng.choice([16, 64])) if group * q_len <= 16 else 64,
@@ -203,10 +220,17 @@ def assert_plan(got: np.ndarray, want: Plan) -> None:
 
 
 @needs_compiler
-def test_plans_have_the_bits_of_the_host_planner(run: Runner) -> None:
+def test_plans_have_the_bits_of_the_host_planner(
+    run: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(4)
     cases = [random_case(rng) for _ in range(80)]
     plans = [case.expected() for case in cases]
+    with monkeypatch.context() as patch:
+        patch.setattr(planner, "cut_evenly", lambda *arguments: None)
+        others = [case.expected().buffer for case in cases]
+    changed = [(x.buffer != y).any() for x, y in zip(plans, others, strict=True)]
+    assert sum(changed) >= 5, "plans of even pieces"
     splits = [plan.num_split_tiles for plan in plans]
     assert sum(n > 0 for n in splits) >= 10 and sum(n == 0 for n in splits) >= 10
     assert sum(plan.num_slots > 2 * plan.num_split_tiles > 0 for plan in plans) >= 3
@@ -268,7 +292,7 @@ def test_wrong_lengths_plan_nothing(run: Runner) -> None:
 
 def test_costs_need_one_query_tile() -> None:
     geometry = Geometry(16, 64, group=4, num_kv_heads=2)
-    assert DecodeCosts.of(geometry, CostModel(), 4).min_piece >= 2
+    assert DecodeCosts.of(geometry, CostModel(partial_row_ps=1000), 4).partial_cost == 16
     for q_len in (0, 5):
         with pytest.raises(ValueError, match=f"q_len is {q_len}: .* a tile has 16"):
             DecodeCosts.of(geometry, CostModel(), q_len)
