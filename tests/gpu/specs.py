@@ -150,8 +150,13 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
         *with_merges(specs),
         *(emit_append(own, dtype, dim, dim, rope) for dtype, dim, rope in APPENDS),
         *(emit_merge_states(own, dtype, dim) for dtype, dim in STATES),
-        *(emit_plan_decode(own, threads=threads) for threads in (512, 1024)),
+        *planner_kernels(arch),
     ]
+
+
+def planner_kernels(arch: str) -> list[GeneratedKernel]:
+    """Of plans made on the device, for grids of any size."""
+    return [emit_plan_decode(ampere_arch(arch), threads=threads) for threads in (512, 1024)]
 
 
 def stress_kernels(arch: str) -> list[AnyKernel]:
