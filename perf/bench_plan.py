@@ -98,8 +98,8 @@ def device_us(step: Step) -> float:
         kv_format.page_table,
         kv_format.kv_len - (pages - 1) * PAGE_SIZE,
     )
-    tensors = (torch.from_numpy(x.astype(np.int32)).to(batch.device) for x in arrays)
-    kv = DeviceKV.from_paged(*tensors, page_size=PAGE_SIZE)
+    indptr, table, last = (torch.from_numpy(x.astype(np.int32)).to(batch.device) for x in arrays)
+    kv = DeviceKV.from_paged(indptr, table, last, PAGE_SIZE)
     batch.plan_on_device(kv)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

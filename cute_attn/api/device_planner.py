@@ -63,6 +63,10 @@ class DevicePlanner:
         device: a CUDA device.
         num_blocks: grid of the attention kernel, up to `MAX_BLOCKS`.
 
+    Attributes:
+        kernel: the kernel.
+        num_blocks: as given.
+
     Raises:
         RuntimeError: a CUDA graph is being captured.
         CompileError, ToolchainError, CacheMissError: see `build`.
@@ -70,7 +74,7 @@ class DevicePlanner:
 
     def __init__(self, arch: str, device: torch.device, num_blocks: int) -> None:
         self.kernel = ready(emit_plan_decode(arch, threads=planner_threads(num_blocks)))
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         self._launch = self.kernel.launcher(device.index).launch
         self._arguments = self.kernel.arguments()
         self._status = torch.zeros(4, dtype=torch.int32, device=device)  # see the kernel
@@ -98,7 +102,7 @@ class DevicePlanner:
         self._arguments.set(
             **vars(costs),
             **vars(geometry),
-            **plan_decode_divisors(geometry.tile_kv, self._num_blocks, costs.block_cost),
+            **plan_decode_divisors(geometry.tile_kv, self.num_blocks, costs.block_cost),
             kv_indptr=addresses.get("kv_indptr", 0),
             kv_last_page_len=addresses.get("kv_last_page_len", 0),
             seq_lens=addresses.get("seq_lens", 0),
@@ -109,7 +113,7 @@ class DevicePlanner:
             page_size=kv.page_size,
             table_stride=kv.table_stride,
             capacity=min(kv.capacity, UNBOUNDED - 1) if kv.seq_lens is not None else kv.capacity,
-            num_blocks=self._num_blocks,
+            num_blocks=self.num_blocks,
         )
         self._launch(1, stream, self._arguments.address)
 

@@ -17,7 +17,7 @@ from cute_attn import BatchAttention, DeviceKV
 from cute_attn.abi import UNBOUNDED, PlanLayout
 from cute_attn.api.device_planner import DevicePlanner
 from cute_attn.api.step import DeviceStep
-from cute_attn.scheduler import CostModel, Geometry, RequestBatch, plan_batch
+from cute_attn.scheduler import CostModel, Geometry, Plan, RequestBatch, plan_batch
 from tests.gpu.batches import Batch, indptr
 from tests.gpu.check import CANARY, as_integers
 from tests.gpu.serving import PAGE_SIZE, assert_right, serving_attention, serving_batch
@@ -49,45 +49,50 @@ def many_lengths(rng: np.random.Generator, count: int) -> list[np.ndarray]:
     ]
 
 
+def assert_same_plan(
+    planner: DevicePlanner, geometry: Geometry, q_len: int, kv_len: np.ndarray, device: torch.device
+) -> Plan:
+    """Plans a step with both planners; returns the host's."""
+    count, num_blocks = len(kv_len), planner.num_blocks
+    table = torch.empty(count, 1, dtype=torch.int32, device=device)
+    kv = DeviceKV.from_block_table(table, ints(kv_len, device), 1 << 30)
+    step = DeviceStep(count * q_len, kv, 0, {}, (0, 0), q_len)
+    size = PlanLayout(num_blocks, count).size
+    plan = torch.full((size,), -7, dtype=torch.int32, device=device)
+    stream = torch.cuda.current_stream(device).cuda_stream
+    cost = CostModel.for_kernel(blocks_per_sm=3)
+    planner.plan(step, geometry, cost, plan.data_ptr(), stream)
+    numbers = np.arange(count)
+    requests = RequestBatch(q_len * numbers, np.full(count, q_len), numbers, kv_len)
+    want = plan_batch(requests, geometry, num_blocks, cost=cost)
+    got, used = plan.cpu().numpy(), want.buffer.size
+    wrong = np.flatnonzero(got[:used] != want.buffer)
+    assert wrong.size == 0, (kv_len[:9], wrong[:9], got[wrong[:9]])
+    assert (got[used:] == -7).all(), "written past the plan"
+    planner.check()
+    return want
+
+
 @pytest.fixture(scope="module")
-def planners(arch: str, device: torch.device) -> dict[int, DevicePlanner]:
-    """By thread blocks of the plan."""
-    return {n: DevicePlanner(ampere_arch(arch), device, n) for n in (132, 396, 511, 512, 1000)}
+def planners(arch: str, device: torch.device) -> list[DevicePlanner]:
+    """For grids of several sizes."""
+    return [DevicePlanner(ampere_arch(arch), device, n) for n in (132, 396, 511, 512, 1000)]
 
 
 @pytest.mark.parametrize("count", BATCHES)
 def test_plans_have_the_bits_of_the_host_planner(
-    count: int,
-    planners: dict[int, DevicePlanner],
-    device: torch.device,
-    record: Callable[..., None],
+    count: int, planners: list[DevicePlanner], device: torch.device, record: Callable[..., None]
 ) -> None:
     rng = np.random.default_rng(count)
-    cost = CostModel.for_kernel(blocks_per_sm=3)
     splits = plans = 0
     for kv_len in many_lengths(rng, count):
         heads, group, q_len = (int(rng.choice(x)) for x in ([1, 8, 32], [1, 4, 8], [1, 1, 4]))
-        tile_q = 16 if q_len * group <= 16 else 64
+        tile_q = next(rows for rows in (8, 16, 64) if rows >= q_len * group)
         for window in (UNBOUNDED, int(rng.choice([0, 127, 1000, 4095]))):
             geometry = Geometry(tile_q, 64, group, heads, window, window_right=0)
-            for num_blocks, planner in planners.items():
-                table = torch.empty(count, 1, dtype=torch.int32, device=device)
-                kv = DeviceKV.from_block_table(table, ints(kv_len, device), 1 << 30)
-                step = DeviceStep(count * q_len, kv, 0, {}, (window, 0), q_len)
-                layout = PlanLayout(num_blocks, count)
-                plan = torch.full((layout.size,), -7, dtype=torch.int32, device=device)
-                stream = torch.cuda.current_stream(device).cuda_stream
-                planner.plan(step, geometry, cost, plan.data_ptr(), stream)
-                q_start, starts = q_len * np.arange(count), np.arange(count)
-                requests = RequestBatch(q_start, np.full(count, q_len), starts, kv_len)
-                want = plan_batch(requests, geometry, num_blocks, cost=cost)
-                got, used = plan.cpu().numpy(), want.buffer.size
-                wrong = np.flatnonzero(got[:used] != want.buffer)
-                assert wrong.size == 0, (kv_len[:9], wrong[:9], got[wrong[:9]])
-                assert (got[used:] == -7).all(), "written past the plan"
+            for planner in planners:
+                want = assert_same_plan(planner, geometry, q_len, kv_len, device)
                 splits, plans = splits + (want.num_split_tiles > 0), plans + 1
-    for planner in planners.values():
-        planner.check()
     assert splits
     record("G", f"device plans b{count}", plans=plans, split=splits)
 
