@@ -269,6 +269,7 @@ FAULTS: dict[str, tuple[Case, list[int]]] = {
     "last page long": (paged_case([1] * 80, [16] * 70 + [17] * 10), [3, 70, 17]),
     "too many pages": (paged_case([1 << 27], [1], capacity=1 << 30), [5, 0, 1 << 27]),
     "past the table": (table_case([3, 80, 81], 80), [4, 2, 81]),
+    "far past the table": (table_case([3] * 199 + [2**31 - 1], 80, 16), [4, 199, 2**31 - 1]),
     "negative length": (table_case([3, -1], 80), [4, 1, -1]),
     "too many blocks": (table_case([1 << 29] * 200, UNBOUNDED - 1, 16), [6, 0, 1 << 25]),
 }

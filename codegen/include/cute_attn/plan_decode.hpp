@@ -3,8 +3,8 @@
 // of the plan and scheduler/{planner,cuts,pricing}.py for what is computed and why.
 //
 // Every request has one run of equal tiles, one per KV head. Runs are sorted by their KV blocks,
-// laid on a line, and thread i finds cut i of the line: inside of a tile or between tiles, whatever
-// ends sooner.
+// laid on a line, and thread i finds cut i of the line: anywhere, between tiles or in even pieces,
+// whatever ends sooner.
 #pragma once
 
 #include <cute/config.hpp>
@@ -53,8 +53,8 @@ struct KvLength {
 template <class Params>
 CUTE_DEVICE KvLength kv_length(Params const& params, int request, RawLength const& raw) {
   if (params.seq_lens != nullptr) {
-    bool const fits = 0 <= raw.end && raw.end <= params.capacity;
-    return {request * params.table_stride, raw.end, fits ? kNoFault : kSequence, raw.end};
+    if (raw.end < 0 || raw.end > params.capacity) return {0, 0, kSequence, raw.end};
+    return {request * params.table_stride, raw.end, kNoFault, 0};
   }
   bool const paged = params.kv_last_page_len != nullptr;
   int const entries = raw.end - raw.begin;
@@ -246,9 +246,8 @@ struct Records {
     least_blocks = -collect_max<kAll>(memory.extremes[1]);
     int first_fault = -collect_max<kAll>(memory.extremes[2]);
     num_blocks = collect_sum(memory.blocks, kAll / 32);
-    // Sums of blocks have 32 bits.
-    if (most_blocks * int64_t{count} >= int64_t{1} << 32)
-      first_fault = min(first_fault, int{kTooMany});
+    bool const fit = most_blocks * int64_t{count} < int64_t{1} << 32;  // sums of blocks
+    if (first_fault == kClean && !fit) first_fault = kTooMany;
     if (first_fault != kClean) count = num_blocks = 0;
     if (threadIdx.x == 0) {
       memory.count = count;
