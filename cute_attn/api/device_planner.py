@@ -135,7 +135,7 @@ class DevicePlanner:
 
 
 def _described(kv: DeviceKV, fault: int, request: int, value: int) -> str:
-    """A fault in words; the numbers are those of `Fault` in plan_decode.hpp."""
+    """A fault in words; the numbers are those of `Fault` in decode_records.hpp."""
     if kv.paged:
         capacity = f"but kv_indices has {kv.capacity} entries"
     else:
