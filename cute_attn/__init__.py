@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         BatchAttention,
         BlockSparseKV,
         BlockTableKV,
+        DeviceKV,
         Kernel,
         KernelSpec,
         PagedKV,
@@ -60,7 +61,7 @@ _HOMES = {
         "warmup",
     ),
     "cute_attn.codegen.spec": ("KernelSpec", "Tile", "UnsupportedSpecError"),
-    "cute_attn.formats": ("BlockSparseKV", "BlockTableKV", "PagedKV", "RaggedKV"),
+    "cute_attn.formats": ("BlockSparseKV", "BlockTableKV", "DeviceKV", "PagedKV", "RaggedKV"),
     "cute_attn.variants": ("Variant", "causal", "full", "sliding_window", "soft_cap"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -69,6 +70,7 @@ __all__ = [
     "BatchAttention",
     "BlockSparseKV",
     "BlockTableKV",
+    "DeviceKV",
     "Kernel",
     "KernelSpec",
     "PagedKV",

@@ -1,22 +1,26 @@
-"""Host times of the planner alone (section N): `RequestBatch`, then `plan_batch`; needs no GPU.
+"""Times of the planner alone (section N): `RequestBatch`, then `plan_batch`; needs no GPU.
 
     python -m perf.bench_plan [--quick] [--match TEXT] [--out FILE]
 
 Each is timed by itself and called again and again: caches and branch predictors know the case, as
-they do in a server that plans steps of one kind.
+they do in a server that plans steps of one kind. Where there is a GPU, also `device_us` of the
+decode batches: a plan made on the device, in a replayed CUDA graph.
 """
 
 from __future__ import annotations
 
 import platform
 import random
+import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from cute_attn import BatchAttention, DeviceKV
 from cute_attn.scheduler import CostModel, Geometry, RequestBatch, plan_batch
 from perf import harness, records
 from perf.cases import steps
@@ -25,6 +29,8 @@ BATCHES = (1, 16, 64, 256, 1024, 4096)
 MOST_KEYS = 8192
 QUICK = ("decode b16", "decode b256", "prefill b8 c8192")
 REPEATS = 400
+GRAPH_PLANS, REPLAYS = 50, 20
+PAGE_SIZE = 16
 
 # What the kernels of an H200 (132 SMs) ask for: 32/8 heads, causal.
 DECODE = Geometry(16, 64, group=4, num_kv_heads=8, window_right=0)
@@ -79,6 +85,32 @@ def measure(step: Step, repeats: int) -> dict[str, float]:
     return {"us": batch_us + plan_us, "batch_us": batch_us, "plan_us": plan_us}
 
 
+def device_us(step: Step) -> float:
+    """Microseconds of a plan made on the device: one of many in a replayed graph, launch
+    included."""
+    kv_format, _ = harness.page_format(step.kv_lens, PAGE_SIZE)
+    count = len(step.kv_lens)
+    batch = BatchAttention(32, 8, 128, cuda_graph=True, max_requests=count)
+    batch.plan(range(count + 1), kv_format)
+    pages = -(-kv_format.kv_len // PAGE_SIZE)
+    arrays = (
+        np.append(kv_format.kv_start, kv_format.kv_start[-1] + pages[-1]),
+        kv_format.page_table,
+        kv_format.kv_len - (pages - 1) * PAGE_SIZE,
+    )
+    indptr, table, last = (torch.from_numpy(x.astype(np.int32)).to(batch.device) for x in arrays)
+    kv = DeviceKV.from_paged(indptr, table, last, PAGE_SIZE)
+    batch.plan_on_device(kv)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(GRAPH_PLANS):
+            batch.plan_on_device(kv)
+    graph.replay()
+    times = [harness.replay_us(graph) for _ in range(REPLAYS)]
+    batch.check_plan()
+    return statistics.median(times) / GRAPH_PLANS
+
+
 def cpu_name() -> str:
     """The processor as Linux names it."""
     try:
@@ -90,7 +122,7 @@ def cpu_name() -> str:
 
 
 def main() -> int:
-    options = harness.parser("Host times of the planner, section N.").parse_args()
+    options = harness.parser("Times of the planner, section N.").parse_args()
     found = [step for step in cases() if not options.quick or step.cfg in QUICK]
     found = [step for step in found if options.match in step.cfg]
     python = platform.python_version()
@@ -98,8 +130,13 @@ def main() -> int:
     first = records.environment(toolchain="") | machine
     results = records.Records(options.out or records.default_path("plan"), first)
     for step in found:
-        row = results.add("N", step.cfg, **measure(step, REPEATS))
+        numbers = measure(step, REPEATS)
+        if torch.cuda.is_available() and step.cfg.startswith("decode"):
+            numbers["device_us"] = device_us(step)
+        row = results.add("N", step.cfg, **numbers)
         parts = f"batch {row['batch_us']:6.1f}  plan {row['plan_us']:7.1f}"
+        if "device_us" in row:
+            parts += f"  on the device {row['device_us']:5.1f}"
         print(f"{step.cfg:18s} {row['us']:8.1f} us  {parts}")
     print(f"rows: {results.path}")
     return 0

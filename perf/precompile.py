@@ -30,6 +30,7 @@ def kernels(only: str | None, arch: str, sections: Sequence[str] = ()) -> list[s
         found |= {kernel.name: kernel for kernel in specs.all_kernels(arch)}
     if only != "tests":
         own = specs.with_merges(cases.all_specs(arch, sections))
+        own += [] if sections else specs.planner_kernels(arch)
         found |= {kernel.name: kernel for kernel in own}
     return list(found.values())
 

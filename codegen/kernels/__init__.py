@@ -1,4 +1,5 @@
-"""Architecture-neutral kernels: merge of partial results, merge of states, append to a cache.
+"""Architecture-neutral kernels: merge of partial results, merge of states, append to a cache, the
+planner of decode steps.
 
 Each module has an `emit_*` that returns a `GeneratedKernel` and a `*_grid` that says how to launch
 it.
@@ -17,6 +18,11 @@ from cute_attn.codegen.kernels.merge_states import (
     merge_states_grid,
     merge_states_params,
 )
+from cute_attn.codegen.kernels.plan_decode import (
+    emit_plan_decode,
+    plan_decode_divisors,
+    plan_decode_params,
+)
 
 __all__ = [
     "ROPE_STYLES",
@@ -25,8 +31,11 @@ __all__ = [
     "emit_append",
     "emit_merge",
     "emit_merge_states",
+    "emit_plan_decode",
     "merge_grid",
     "merge_states_grid",
     "merge_states_params",
+    "plan_decode_divisors",
+    "plan_decode_params",
     "rope_steps",
 ]

@@ -12,9 +12,10 @@ Every offset follows from `num_blocks` (the grid) alone, so a captured CUDA grap
 contents (the header holds the one offset that moves). There is no list of items: a block derives
 its items by arithmetic (see `work.py`).
 
-A copy brings the plan to the device. A kernel launched as a programmatic dependent
-(`GeneratedKernel.dependent_launch`) reads it before its predecessor in the stream has ended, so the
-predecessor must not be a kernel that writes it.
+A copy brings the plan to the device, or a kernel writes it there (`codegen.kernels.plan_decode`). A
+kernel launched as a programmatic dependent (`GeneratedKernel.dependent_launch`) reads it before its
+predecessor in the stream has ended, so the predecessor must not be a kernel that writes it: what
+follows the planner is launched as a plain successor.
 
 Vocabulary. A *tile* is `tile_q` packed query rows of one (request, KV head): packed row r of a
 request is query token r // group under query head kv_head * group + r % group. A *KV block* is

@@ -7,13 +7,14 @@ from cute_attn.api.kernel import Kernel, build, warmup
 from cute_attn.api.one_shot import attention, single_decode, single_prefill
 from cute_attn.api.states import merge_states
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
-from cute_attn.formats import BlockSparseKV, BlockTableKV, PagedKV, RaggedKV
+from cute_attn.formats import BlockSparseKV, BlockTableKV, DeviceKV, PagedKV, RaggedKV
 from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
 
 __all__ = [
     "BatchAttention",
     "BlockSparseKV",
     "BlockTableKV",
+    "DeviceKV",
     "Kernel",
     "KernelSpec",
     "PagedKV",

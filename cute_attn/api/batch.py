@@ -5,6 +5,9 @@
     for layer in layers:
         layer.out = batch.run(layer.q, layer.kv_cache)
 
+Where lengths and page tables live on the GPU, decode steps are planned there (`plan_on_device`):
+one CUDA graph then holds plan and attention, and is replayed with whatever the tensors hold.
+
 Prefill, append, decode and batches that mix them are one call: one attention kernel, and one merge
 if the scheduler has split the KV of some tile and the kernel does not merge itself. On CPU tensors
 the same plan runs on the reference executor.
@@ -23,8 +26,8 @@ from cute_attn.api.cpu_batch import CpuBatch
 from cute_attn.api.cuda_batch import CudaBatch
 from cute_attn.api.kernel import Kernel
 from cute_attn.api.shape import BatchShape
-from cute_attn.api.step import Step, make_step
-from cute_attn.formats import KVFormat
+from cute_attn.api.step import AnyStep, make_device_step, make_step
+from cute_attn.formats import DeviceKV, KVFormat
 from cute_attn.scheduler import Explanation, Launch, Plan, explain
 from cute_attn.variants import Variant
 
@@ -49,8 +52,9 @@ class BatchAttention:
         cuda_graph: for capture: kernel, grid and addresses stay as the first plan chose them, q and
             out may have more rows than planned (those are left alone), and a merge kernel, if the
             attention kernel needs one, is always launched. Plan, capture run() once, then plan()
-            before each replay on the stream of the replay. A captured graph also keeps the
-            addresses of q, k, v, out and lse, page_size, sm_scale and scalars.
+            before each replay on the stream of the replay (or capture plan_on_device() as well). A
+            captured graph also keeps the addresses of q, k, v, out and lse, page_size, sm_scale and
+            scalars.
         max_requests: most requests of a step; default: grows (cuda_graph: as many as the first
             plan's, rounded up).
         max_pages: most entries of a page table; default as for max_requests.
@@ -130,7 +134,8 @@ class BatchAttention:
                 workspace=workspace,
             )
         self._handle: int | None = None
-        self._step: Step | None = None
+        self._step: AnyStep | None = None
+        self._cuda_graph = cuda_graph
         self._scalars: dict[str, float | int] = {}
         self._overrides: dict[tuple[tuple[str, float | int], ...], dict[str, float | int]] = {}
 
@@ -142,13 +147,14 @@ class BatchAttention:
     @property
     def last_plan(self) -> Plan | None:
         """The plan of the last step: its buffer, counts, predicted time and imbalance. Of its
-        prefill, if decode runs beside it; `plans` has both."""
+        prefill, if decode runs beside it; `plans` has both. None after plan_on_device() on a GPU:
+        the host does not know it."""
         return self._backend.plan_of_step
 
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The plans of the last step's launches: one, or two that run side by side. Empty before
-        plan()."""
+        plan(), and where only the device knows the plan."""
         return self._backend.plans
 
     @property
@@ -175,10 +181,12 @@ class BatchAttention:
         CPU it shows how the work of the executor would be spread.
 
         Raises:
-            RuntimeError: not planned.
+            RuntimeError: not planned, or on the device.
         """
         if self._step is None:
             raise RuntimeError("explain() before plan(): plan the step first")
+        if not self.plans:
+            raise RuntimeError("explain() after plan_on_device(): only the device knows the plan")
         specs = [kernel.spec for kernel in self.kernels if kernel.spec is not None]
         if not specs:
             return explain(*(Launch(plan, "CPU executor") for plan in self.plans))
@@ -231,11 +239,79 @@ class BatchAttention:
         given = dict(scalars) if scalars is not None else None
         step = make_step(qo_indptr, kv_format, self._shape.variant, given, self._shape.device)
         self._backend.plan(step)
+        self._set_step(step)
+        return self
+
+    def plan_on_device(
+        self,
+        kv_format: DeviceKV,
+        *,
+        q_len: int = 1,
+        scalars: Mapping[str, float | int] | None = None,
+    ) -> BatchAttention:
+        """Plans a decode step whose lengths are on the device, with a kernel on the current stream.
+
+            batch = BatchAttention(..., cuda_graph=True, max_requests=256)
+            batch.plan(qo_indptr, kv)                   # once: kernel, grid and memory
+            kv = DeviceKV.from_paged(kv_indptr, kv_indices, kv_last_page_len, page_size)
+            batch.plan_on_device(kv).run(q, cache, out=out)  # once: loads kernels
+            with torch.cuda.graph(graph):
+                batch.plan_on_device(kv).run(q, cache, out=out)
+            graph.replay()                              # each step, after the tensors have changed
+
+        The plan has the same bits as that of plan() for the same lengths. Nothing waits, is copied
+        or allocated, so it can be captured (from its second call on; the first one loads the
+        kernel and makes memory for its faults). Requests of a batch that is padded to a fixed size
+        have no keys: their outputs are 0.
+
+        Args:
+            kv_format: lengths and page table; the tensors are read when the kernel runs.
+            q_len: query tokens of every request: the rows of request i are i * q_len ... of q.
+            scalars: as for plan().
+
+        Returns:
+            self.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong, or the step is one that only plan() can
+                plan: more than 4096 requests, or more query tokens than one tile of the kernel
+                holds. Lengths are not looked at: see check_plan().
+            RuntimeError: not planned before, or the first call is captured.
+            CompileError, ToolchainError, CacheMissError: see `build`.
+        """
+        if not self._cuda_graph:
+            raise ValueError(
+                "cuda_graph is False; plan_on_device() takes a BatchAttention with cuda_graph=True,"
+                " whose kernel does not change with the lengths (or use plan())"
+            )
+        if self._step is None:
+            raise RuntimeError(
+                "plan_on_device() before plan(): plan one step from the host first; it decides the"
+                " kernel and allocates memory"
+            )
+        given = dict(scalars) if scalars is not None else None
+        step = make_device_step(kv_format, q_len, self._shape.variant, given, self._shape.device)
+        self._backend.plan_on_device(step)
+        self._set_step(step)
+        return self
+
+    def check_plan(self) -> None:
+        """Raises for wrong lengths that plan_on_device() met since the last check.
+
+        Such a step is planned as empty: nothing is read out of bounds, and `out` and `lse` are not
+        written. Waits for the device; not for use in every step.
+
+        Raises:
+            ValueError: naming the tensor and the number: kv_indptr decreases or ends past
+                kv_indices (ragged: past num_rows), kv_last_page_len or seq_lens is out of range.
+        """
+        self._backend.check_plan()
+
+    def _set_step(self, step: AnyStep) -> None:
         self._step = step
         if step.scalars != self._scalars:  # argument blocks compare it by identity
             self._scalars = step.scalars
             self._overrides.clear()
-        return self
 
     def run(
         self,

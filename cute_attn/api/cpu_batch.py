@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from cute_attn.api.shape import BatchShape, refuse_kv
-from cute_attn.api.step import Step
+from cute_attn.api.step import DeviceStep, Step, make_step
 from cute_attn.reference import execute
 from cute_attn.scheduler import DEFAULT_COST, Geometry, Plan, plan_batch
 
@@ -61,6 +62,22 @@ class CpuBatch:
             cost=self._cost,
         )
         self._step = step
+
+    def plan_on_device(self, step: DeviceStep) -> None:
+        """As plan(); what a GPU would find wrong with the lengths is raised here."""
+        shape, rows = self._shape, step.q_len * self._shape.group
+        if rows > _PREFILL_ROWS:
+            raise ValueError(
+                f"q_len is {step.q_len}, which makes {rows} packed query rows (group"
+                f" {shape.group}), but a tile has {_PREFILL_ROWS}; use plan() for such a step"
+            )
+        qo_indptr = step.q_len * np.arange(step.kv_format.num_requests + 1)
+        kv_format = step.kv_format.on_host()
+        scalars = step.scalars
+        self.plan(make_step(qo_indptr, kv_format, shape.variant, scalars, shape.device))
+
+    def check_plan(self) -> None:
+        """Nothing is left to check."""
 
     def run(
         self,

@@ -1,5 +1,6 @@
 """The CUDA back end of `BatchAttention`: plan to the device, launch attention and merge.
 
+A plan of decodes may also be made on the device (`plan_on_device`).
 A step of prefill and decode may be two launches that share the GPU (`scheduler.side_by_side`): this
 object then serves the prefill requests on some of the SMs, and one of its own kind the others.
 
@@ -18,14 +19,17 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_attn.api import checks, dispatch
+from cute_attn.api.captured import Captured
+from cute_attn.api.device_planner import DevicePlanner, check_device_step
 from cute_attn.api.kernel import Kernel
 from cute_attn.api.launch_set import LaunchSet, Paging
 from cute_attn.api.plan_store import PlanStore
 from cute_attn.api.shape import BatchShape, refuse_kv
 from cute_attn.api.side_by_side import SideBySide, Split
-from cute_attn.api.step import Step
+from cute_attn.api.step import AnyStep, DeviceStep, Step
 from cute_attn.api.stream_order import StreamOrder
 from cute_attn.codegen.spec import KernelSpec
+from cute_attn.formats import KVFormat
 from cute_attn.runtime.device import device_info
 from cute_attn.runtime.tensor_map import TensorMapEncoder
 from cute_attn.scheduler import (
@@ -58,7 +62,8 @@ class CudaBatch:
         launch: 1 for the launch that runs beside another one.
 
     Attributes:
-        plan_of_step: plan of the last step (of this launch), or None.
+        plan_of_step: plan of the last step (of this launch); None if there is none, or only the
+            device knows it.
     """
 
     def __init__(
@@ -87,14 +92,17 @@ class CudaBatch:
         self._store = PlanStore(shape.device, max_requests, max_pages, fixed=cuda_graph)
         self._order = StreamOrder(shape.device)
         self._workspace: torch.Tensor | None = None
-        self._captured_rows: int | None = None  # query rows that captured graphs hold
-        self._captured_kv: int | None = None  # their KV rows or pages
+        self._captured = Captured()
+        self._planner: DevicePlanner | None = None  # made by the first plan_on_device()
+        self._planned = False
+        self._in_graphs: list[KVFormat] = []  # captured graphs read their tensors
         self.plan_of_step: Plan | None = None
         # Of the last step; run() reads them.
         self._set: LaunchSet
         self._launch: Callable[[int, int, int], None]
         self._num_blocks = 0
-        self._step: Step
+        self._after_planner = False  # the launch before the next one may be the planner's
+        self._step: AnyStep
         self._decodes: CudaBatch | None = None  # made for the first step of two launches
         self._two_launches = False
         self._partials_before = 0  # bytes of the first launch, where this is the second
@@ -111,7 +119,7 @@ class CudaBatch:
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """The attention kernels of the last step, and a merge if that is a kernel of its own."""
-        if self.plan_of_step is None:
+        if not self._planned:
             return ()
         beside = self._decodes.kernels if self._two_launches and self._decodes else ()
         return self._set.kernels + beside
@@ -160,6 +168,39 @@ class CudaBatch:
             self._decodes._commit(split.decode, second, table_address=table)
             self._two_launches = True
 
+    def plan_on_device(self, step: DeviceStep) -> None:
+        """Launches the planner on the current stream, for the kernel that the first plan chose."""
+        kernels, kv = self._set, step.kv_format
+        if step.page_size != self._step.page_size:
+            raise ValueError(_other_format(step, self._step))
+        geometry = dispatch.geometry(kernels.spec, self._shape.num_kv_heads, step.band)
+        check_device_step(step, geometry, self._num_blocks)
+        table = kv.page_table
+        capturing = torch.cuda.is_current_stream_capturing()
+        if not capturing:
+            self._captured.check(step)
+            self._captured.check_table(0 if table is None else table.data_ptr())
+        with torch.cuda.device(self._index):
+            if self._planner is None:
+                arch = dispatch.emitter_arch(self._info.arch, dispatch.AMPERE_DECODE)
+                self._planner = DevicePlanner(arch, self._shape.device, self._num_blocks)
+            address = self._store.place(self._num_blocks, kv.num_requests, table)
+            self._order.before_plan()
+            stream = self._current_stream(self._index)
+            self._planner.plan(step, geometry, kernels.cost, address, stream)
+            self._store.placed()
+        # A dependent launch would read the plan while it is written.
+        self._launch, self._after_planner = kernels.launch_first, True
+        self._captured.plans_itself = capturing
+        if capturing:
+            self._in_graphs.append(kv)
+        self._set_step(step, None, self._store.table_address)
+
+    def check_plan(self) -> None:
+        """Raises what the device found wrong; see `DevicePlanner.check`."""
+        if self._planner is not None:
+            self._planner.check()
+
     def _side_by_side(self, page_size: int | None) -> SideBySide | None:
         """None where the user chose the kernel, or captures one."""
         if self._cuda_graph or self._schedule is not None:
@@ -192,7 +233,7 @@ class CudaBatch:
     def _prepare(self, step: Step, num_sms: int) -> _Prepared:
         """Kernel and plan of one launch on `num_sms` SMs."""
         spec = self._spec_of(step, num_sms)
-        self._check_captured(step)
+        self._captured.check(step)
         self._check_workspace(spec)
         kernels = self._sets.get(spec)
         if kernels is None:
@@ -222,15 +263,22 @@ class CudaBatch:
         """
         kernels, plan = prepared
         spec = kernels.spec
+        if self._cuda_graph:
+            self._captured.check_table(self._store.table_place(plan, step))
         self._order.before_plan()
         self._partials = self._reserve_workspace(spec)
         self._store.write(plan, step)
-        self._set, self._step, self.plan_of_step = kernels, step, plan
+        self._set, self._planned = kernels, True
         self._launch = kernels.launch_first if first else kernels.launch
+        self._after_planner = self._captured.plans_itself = False
         self._num_blocks = plan.layout.num_blocks
         self._has_merge = not spec.fuses_merge and (self._cuda_graph or plan.num_split_tiles > 0)
+        self._set_step(step, plan, table_address or self._store.table_address)
+
+    def _set_step(self, step: AnyStep, plan: Plan | None, table_address: int) -> None:
+        """What run() serves from now on."""
+        self._step, self.plan_of_step = step, plan
         sparse_rows = 0 if step.kv_format.has_positions else step.kv_format.num_rows
-        table_address = table_address or self._store.table_address
         paging = Paging(table_address, step.page_size, sparse_rows)
         if paging != self._paging:  # argument blocks compare it by identity
             self._paging = paging
@@ -239,7 +287,7 @@ class CudaBatch:
 
     def _spec_of(self, step: Step, num_sms: int) -> KernelSpec:
         """The step's kernel on so many SMs; in graph mode the one of the first plan."""
-        first = self._set.spec if self._cuda_graph and self.plan_of_step is not None else None
+        first = self._set.spec if self._cuda_graph and self._planned else None
         requests = step.requests
         longest = int(requests.q_len.max(initial=0)) * self._shape.group
         problem = self._problem(step.page_size)
@@ -255,10 +303,7 @@ class CudaBatch:
         if first is not None:
             spec = replace(spec, tile=first.tile)  # whatever the lengths: the kernel is captured
         if first is not None and (spec != first or step.page_size != self._step.page_size):
-            raise ValueError(
-                f"the step has {_format(step)}, but the first plan of this cuda_graph=True object"
-                f" had {_format(self._step)}; make one object per KV format"
-            )
+            raise ValueError(_other_format(step, self._step))
         return spec
 
     def _problem(self, page_size: int | None) -> dispatch.Problem:
@@ -310,16 +355,6 @@ class CudaBatch:
         if spec.fuses_merge:
             return partial_out, partial_lse, arrivals
         return partial_out, partial_lse
-
-    def _check_captured(self, step: Step) -> None:
-        """A replayed graph reads the tensors it was captured with: the step must fit in them."""
-        if self._captured_rows is not None and step.q_rows > self._captured_rows:
-            raise ValueError(
-                f"qo_indptr[-1] is {step.q_rows}, but q had {self._captured_rows} rows when a graph"
-                " was captured; capture with as many rows as any step will have"
-            )
-        if self._captured_kv is not None:
-            refuse_kv(step, self._captured_kv)
 
     # ------------------------------------------------------------------ run
 
@@ -403,9 +438,11 @@ class CudaBatch:
         other_stream = stream != self._order.plan_stream
         if other_stream:
             self._before_run_elsewhere()
-        if self._cuda_graph:
-            self._note_capture(q.shape[0], binding.capacity)
+        if self._cuda_graph and torch.cuda.is_current_stream_capturing():
+            self._captured.note(q.shape[0], binding.capacity, self._paging.table_address)
         self._launch(self._num_blocks, stream, arguments.address)
+        if self._after_planner and not other_stream:
+            self._launch, self._after_planner = kernels.launch, False
         if self._has_merge:
             kernels.run_merge(stream, out_address, lse_address, self._merge_fields)
         if self._two_launches:
@@ -426,13 +463,13 @@ class CudaBatch:
         assert self._store.uploaded is not None
         self._order.before_run(self._store.uploaded)
 
-    def _note_capture(self, rows: int, capacity: int) -> None:
-        """Remembers the smallest tensors that a captured graph holds."""
-        if torch.cuda.is_current_stream_capturing():
-            before = (self._captured_rows, self._captured_kv)
-            self._captured_rows = rows if before[0] is None else min(rows, before[0])
-            self._captured_kv = capacity if before[1] is None else min(capacity, before[1])
+
+def _other_format(step: AnyStep, first: AnyStep) -> str:
+    return (
+        f"the step has {_format(step)}, but the first plan of this cuda_graph=True object had"
+        f" {_format(first)}; make one object per KV format"
+    )
 
 
-def _format(step: Step) -> str:
+def _format(step: AnyStep) -> str:
     return "ragged KV" if step.page_size is None else f"pages of {step.page_size} tokens"

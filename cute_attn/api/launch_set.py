@@ -14,7 +14,7 @@ from cute_attn.api import checks
 from cute_attn.api.arguments import Arguments, FieldWriter
 from cute_attn.api.kernel import Kernel, build, build_generated, merge_of
 from cute_attn.api.shape import BatchShape
-from cute_attn.api.step import Step
+from cute_attn.api.step import AnyStep
 from cute_attn.api.tensor_maps import grouped_kv_map, kv_map, page_groups, q_map
 from cute_attn.codegen.attention_params import page_division
 from cute_attn.codegen.kernels import merge_grid
@@ -162,7 +162,7 @@ class LaunchSet:
         return self._encoder(q_map(q, self.spec.group, self.spec.tile.q))
 
     def bind(
-        self, k: torch.Tensor, v: torch.Tensor | None, step: Step, paging: Paging, spare: int
+        self, k: torch.Tensor, v: torch.Tensor | None, step: AnyStep, paging: Paging, spare: int
     ) -> Binding:
         """An argument block for K and V that were not seen before, or were reshaped.
 
@@ -210,7 +210,7 @@ class LaunchSet:
         binding: Binding,
         k: torch.Tensor,
         v: torch.Tensor | None,
-        step: Step,
+        step: AnyStep,
         paging: Paging,
         spare: int,
     ) -> None:

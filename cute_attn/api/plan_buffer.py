@@ -32,6 +32,7 @@ class PlanBuffer:
         self._views = [buffer.numpy() for buffer in self._pinned]
         self._events: list[torch.cuda.Event] = [new_event() for _ in range(_RING)]
         self._next = 0
+        self._marker: torch.cuda.Event | None = None
 
     def stage(self) -> npt.NDArray[np.int32]:
         """(capacity,) host memory to write the next plan to; its contents are undefined."""
@@ -49,6 +50,13 @@ class PlanBuffer:
         self._events[at].record()
         self._next = (at + 1) % _RING
         return self._events[at]
+
+    def mark(self) -> torch.cuda.Event:
+        """The event behind what the current stream has queued by now."""
+        if self._marker is None:
+            self._marker = new_event()
+        self._marker.record()
+        return self._marker
 
 
 def new_event() -> torch.cuda.Event:

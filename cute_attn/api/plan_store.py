@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -47,15 +49,25 @@ class PlanStore:
         self.table_address = 0
         self.uploaded: torch.cuda.Event | None = None
 
+    def table_place(self, plan: Plan, step: Step) -> int:
+        """Where in the buffer `write` puts the page table; 0 for ragged KV.
+
+        Raises:
+            ValueError: a capacity is exceeded.
+        """
+        if step.page_table is None:
+            return 0
+        pages = int(_flat(step.page_table).shape[0])
+        buffer = self._reserve(plan.layout.num_blocks, plan.num_requests, pages)
+        return buffer.address + 4 * self._table_at
+
     def write(self, plan: Plan, step: Step) -> None:
         """Sends plan and page table to the device on the current stream, without waiting.
 
         Raises:
             ValueError: a capacity is exceeded.
         """
-        table = step.page_table
-        if isinstance(table, torch.Tensor):
-            table = _flat(table)
+        table = None if step.page_table is None else _flat(step.page_table)
         pages = 0 if table is None else int(table.shape[0])
         buffer = self._reserve(plan.layout.num_blocks, plan.num_requests, pages)
         staged, length, at = buffer.stage(), plan.buffer.size, self._table_at
@@ -73,6 +85,23 @@ class PlanStore:
             else:
                 self._callers_table = table
                 self.table_address = table.data_ptr()
+
+    def place(self, num_blocks: int, num_requests: int, table: torch.Tensor | None) -> int:
+        """Where a plan made on the device goes, whose page table is used where it is.
+
+        Raises:
+            ValueError: max_requests is exceeded.
+        """
+        self.plan_address = self._reserve(num_blocks, num_requests, 0).address
+        self.table_address = 0 if table is None else table.data_ptr()
+        self._callers_table = table
+        return self.plan_address
+
+    def placed(self) -> None:
+        """The plan's kernel is on the current stream; runs on other streams wait for it."""
+        if not torch.cuda.is_current_stream_capturing():
+            assert self._buffer is not None
+            self.uploaded = self._buffer.mark()
 
     def _reserve(self, num_blocks: int, num_requests: int, pages: int) -> PlanBuffer:
         """A buffer that is large enough."""
@@ -96,8 +125,11 @@ class PlanStore:
         return self._buffer
 
 
-def _flat(table: torch.Tensor) -> torch.Tensor:
-    """A view of the table's memory from its first to its last entry; rows may be strided."""
+def _flat(table: Any) -> Any:
+    """A view of the table's memory from its first to its last entry; rows of a tensor may be
+    strided."""
+    if not isinstance(table, torch.Tensor):
+        return table
     size = 1 + sum((n - 1) * step for n, step in zip(table.shape, table.stride(), strict=True))
     return table.as_strided((size if table.numel() else 0,), (1,))
 

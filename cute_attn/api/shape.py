@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cute_attn.api import checks
-from cute_attn.api.step import Step
+from cute_attn.api.step import AnyStep
 from cute_attn.formats import KVFormat, KVViews, kv_views
 from cute_attn.variants import Variant
 
@@ -105,7 +105,7 @@ class BatchShape:
         return views
 
 
-def refuse_kv(step: Step, capacity: int) -> None:
+def refuse_kv(step: AnyStep, capacity: int) -> None:
     """Raises if the step reaches past `capacity`, the rows (ragged) or pages of k and v."""
     needed = step.kv_needed
     if needed <= capacity:

@@ -1,4 +1,7 @@
-"""One step, checked: what the two back ends of `BatchAttention` plan and run."""
+"""One step, checked: what the two back ends of `BatchAttention` plan and run.
+
+A `Step` has its lengths on the host, a `DeviceStep` on the device.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +12,26 @@ import numpy as np
 import torch
 
 from cute_attn.api import checks
-from cute_attn.formats import KVFormat
+from cute_attn.formats import DeviceKV, KVFormat
 from cute_attn.scheduler import RequestBatch
 from cute_attn.variants import Variant
 
 
 @dataclass(frozen=True)
-class Step:
-    """A batch, ready to be planned.
+class AnyStep:
+    """What run() has to know of a batch.
 
     Attributes:
-        requests: lengths and addresses, in the caller's order.
         q_rows: query rows, qo_indptr[-1].
         kv_format: where the keys are.
-        page_table: (entries,) int32 host array, an int32 CUDA tensor read as flat memory, or None
-            (ragged).
         kv_needed: ragged: KV rows; paged: 1 + the largest page number, or 0 if it is not known on
             the host.
         scalars: values of the variant's scalars.
         band: (window_left, window_right) that follow from them.
     """
 
-    requests: RequestBatch
     q_rows: int
     kv_format: KVFormat
-    page_table: Any
     kv_needed: int
     scalars: dict[str, float | int]
     band: tuple[int, int]
@@ -42,6 +40,33 @@ class Step:
     def page_size(self) -> int | None:
         """Tokens per page; None for ragged KV."""
         return self.kv_format.page_size if self.kv_format.paged else None
+
+
+@dataclass(frozen=True)
+class Step(AnyStep):
+    """A batch, ready to be planned.
+
+    Attributes:
+        requests: lengths and addresses, in the caller's order.
+        page_table: (entries,) int32 host array, an int32 CUDA tensor read as flat memory, or None
+            (ragged).
+    """
+
+    requests: RequestBatch
+    page_table: Any
+
+
+@dataclass(frozen=True)
+class DeviceStep(AnyStep):
+    """A batch, ready to be planned on the device.
+
+    Attributes:
+        kv_format: as in `AnyStep`.
+        q_len: query tokens of every request.
+    """
+
+    kv_format: DeviceKV
+    q_len: int
 
 
 def make_step(
@@ -61,6 +86,11 @@ def make_step(
             f"kv_format is a {type(kv_format).__name__}; it takes RaggedKV, PagedKV, BlockTableKV"
             " or BlockSparseKV"
         )
+    if isinstance(kv_format, DeviceKV):
+        raise TypeError(
+            "kv_format is a DeviceKV, whose lengths are on the device; it takes lengths on the host"
+            " (or call plan_on_device)"
+        )
     if variant.mask is not None and not kv_format.has_positions:
         raise ValueError(
             f"variant {variant.name!r} masks by position, but keys have none in"
@@ -76,11 +106,7 @@ def make_step(
         raise ValueError(
             f"qo_indptr describes {q_len.size} requests, kv_format {kv_format.num_requests}"
         )
-    values = variant.values(scalars)
-    left, right = variant.band.resolve(values)
-    for name, limit in (("left", left), ("right", right)):
-        if limit < 0:
-            raise ValueError(f"the band of variant {variant.name!r} has {name} limit {limit}; >= 0")
+    values, band = _band(variant, scalars)
     return Step(
         requests=RequestBatch(rows[:-1], q_len, kv_format.kv_start, kv_format.kv_len),
         q_rows=int(rows[-1]),
@@ -88,8 +114,54 @@ def make_step(
         page_table=_page_table(kv_format, device),
         kv_needed=_kv_needed(kv_format),
         scalars=values,
-        band=(left, right),
+        band=band,
     )
+
+
+def make_device_step(
+    kv_format: DeviceKV,
+    q_len: int,
+    variant: Variant,
+    scalars: dict[str, float | int] | None,
+    device: torch.device,
+) -> DeviceStep:
+    """Checks the arguments of `BatchAttention.plan_on_device`, without a look at numbers.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what it holds and what it takes.
+    """
+    if not isinstance(kv_format, DeviceKV):
+        raise TypeError(
+            f"kv_format is a {type(kv_format).__name__}; it takes a DeviceKV (plan() takes lengths"
+            " on the host)"
+        )
+    checks.positive("q_len", q_len)
+    for name, tensor in kv_format.tensors.items():
+        if tensor.device != device:
+            raise TypeError(f"{name} is on device {tensor.device}; it takes {device}")
+    if kv_format.num_requests == 0:
+        raise ValueError("kv_format has no requests; plan_on_device() takes at least 1")
+    values, band = _band(variant, scalars)
+    return DeviceStep(
+        q_rows=kv_format.num_requests * q_len,
+        kv_format=kv_format,
+        kv_needed=kv_format.num_rows,
+        scalars=values,
+        band=band,
+        q_len=q_len,
+    )
+
+
+def _band(
+    variant: Variant, scalars: dict[str, float | int] | None
+) -> tuple[dict[str, float | int], tuple[int, int]]:
+    """Values of the variant's scalars, and the (left, right) limits of its band."""
+    values = variant.values(scalars)
+    left, right = variant.band.resolve(values)
+    for name, limit in (("left", left), ("right", right)):
+        if limit < 0:
+            raise ValueError(f"the band of variant {variant.name!r} has {name} limit {limit}; >= 0")
+    return values, (left, right)
 
 
 def _kv_needed(kv_format: KVFormat) -> int:

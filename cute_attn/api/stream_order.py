@@ -26,8 +26,14 @@ class StreamOrder:
         self.plan_stream = -1
 
     def before_plan(self) -> None:
-        """The current stream waits for everything that may still read the last plan."""
+        """The current stream waits for everything that may still read the last plan.
+
+        Under capture there is nothing to wait for: whoever replays the graph orders it.
+        """
         stream = torch.cuda.current_stream(self._device)
+        if torch.cuda.is_current_stream_capturing():
+            self.plan_stream = stream.cuda_stream
+            return
         if self._stream is not None and self._stream != stream:
             stream.wait_event(self._stream.record_event())
         for event in self._runs.values():

@@ -1,11 +1,13 @@
 """Formats of the KV cache: ragged, paged (CSR or padded tables) and block-sparse rows.
 
 Each one is checked when it is made and then says for every request how many keys it has and where
-they are. NumPy only; tensors are taken as they come, without importing torch.
+they are (not so `DeviceKV`, whose numbers only the device reads). NumPy only; tensors are taken as
+they come, without importing torch.
 """
 
 from cute_attn.formats.base import KVFormat
 from cute_attn.formats.block_sparse import BlockSparseKV
+from cute_attn.formats.device import DeviceKV
 from cute_attn.formats.gather import as_numpy, gather_kv
 from cute_attn.formats.paged import BlockTableKV, PagedKV
 from cute_attn.formats.ragged import RaggedKV
@@ -21,6 +23,7 @@ from cute_attn.formats.views import (
 __all__ = [
     "BlockSparseKV",
     "BlockTableKV",
+    "DeviceKV",
     "KVFormat",
     "KVViews",
     "PagedKV",

@@ -5,6 +5,7 @@ NumPy only: no torch, no CUDA, nothing about how kernels are written.
 
 from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.cost import DEFAULT_COST, H200, CostModel, Gpu
+from cute_attn.scheduler.decode import DecodeCosts
 from cute_attn.scheduler.explain import Explanation, Launch, explain
 from cute_attn.scheduler.min_heap import HeapAssignment, plan_min_heap
 from cute_attn.scheduler.planner import Plan, plan_batch
@@ -24,6 +25,7 @@ __all__ = [
     "DEFAULT_COST",
     "H200",
     "CostModel",
+    "DecodeCosts",
     "Explanation",
     "Geometry",
     "Gpu",

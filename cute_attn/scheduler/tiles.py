@@ -155,11 +155,6 @@ def sort_requests(
         fit = np.where(q_tiles > 1, np.maximum(np.minimum(shared, most_heads), 1), most_heads)
     sections = (fit + (heads - 1)) // fit
     partial_cost = rows * cost.partial_row_ps // 1000
-    if min_piece is None:
-        least = (_MIN_PIECE_KEYS - 1) // geometry.tile_kv + 1
-        pieces = at_least((partial_cost + block_cost - 1) // block_cost, least)
-    else:
-        pieces = min_piece
     return Records(
         order=order,
         ids=order if requests.ids is None else requests.ids[order],
@@ -169,10 +164,17 @@ def sort_requests(
         block_cost=block_cost,
         partial_cost=partial_cost,
         merge_cost=rows * cost.merge_row_ps // 1000,
-        min_piece=pieces,
+        min_piece=min_piece or shortest_piece(geometry, partial_cost, block_cost),
         section_heads=(sections + (heads - 1)) // sections,
         most_q_tiles=most_q_tiles,
     )
+
+
+def shortest_piece(geometry: Geometry, partial_cost: Each, block_cost: Each) -> Each:
+    """KV blocks that a piece of a split tile should have: `_MIN_PIECE_KEYS` keys, or as many as
+    writing its partial result costs."""
+    least = (_MIN_PIECE_KEYS - 1) // geometry.tile_kv + 1
+    return at_least((partial_cost + block_cost - 1) // block_cost, least)
 
 
 def _block_cost(

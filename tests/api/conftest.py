@@ -56,6 +56,7 @@ class FakeGpu:
         backend_options: dict[str, Any] = {name: options.get(name) for name in own}
         backend_options["cuda_graph"] = bool(options.get("cuda_graph"))
         made._backend = cuda_batch.CudaBatch(made._shape, **backend_options)
+        made._cuda_graph = backend_options["cuda_graph"]
         return made
 
 
@@ -121,6 +122,9 @@ class _FakeBuffer(plan_buffer.PlanBuffer):
         self._views = [self._pinned[0].numpy()]
         self._events = [_FakeEvent()]  # type: ignore[list-item]  # a stand-in
         self._next = 0
+
+    def mark(self) -> Any:
+        return self._events[0]
 
     def upload(self, length: int) -> Any:
         self.gpu.uploads += 1

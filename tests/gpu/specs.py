@@ -24,7 +24,12 @@ from cute_attn import (
 )
 from cute_attn.abi import UNBOUNDED
 from cute_attn.api.dispatch import all_specs, is_long, tiles_per_sm
-from cute_attn.codegen.kernels import emit_append, emit_merge, emit_merge_states
+from cute_attn.codegen.kernels import (
+    emit_append,
+    emit_merge,
+    emit_merge_states,
+    emit_plan_decode,
+)
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.scheduler.cost import H200
 from tests.gpu import stress
@@ -151,7 +156,13 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
         *with_merges(specs),
         *(emit_append(own, dtype, dim, dim, rope) for dtype, dim, rope in APPENDS),
         *(emit_merge_states(own, dtype, dim) for dtype, dim in STATES),
+        *planner_kernels(arch),
     ]
+
+
+def planner_kernels(arch: str) -> list[GeneratedKernel]:
+    """Of plans made on the device, for grids of any size."""
+    return [emit_plan_decode(ampere_arch(arch), threads=threads) for threads in (512, 1024)]
 
 
 def stress_kernels(arch: str) -> list[AnyKernel]:

@@ -6,16 +6,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from cute_attn.abi import UNBOUNDED
+from cute_attn.api.device_planner import DevicePlanner
+from cute_attn.scheduler import Geometry
 from tests.gpu import stress
 from tests.gpu.batches import make_batch
 from tests.gpu.check import check_case
 from tests.gpu.grid import CASES, CUT, Case
+from tests.gpu.specs import ampere_arch
+from tests.gpu.test_device_planner import assert_same_plan
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300, method="thread")]
 
+PLANS = {"whole few": 5, "whole many": 300, "tails": 700}
+"""Requests of steps that are planned on the device: even pieces, one sort, several rounds."""
 RACES = [
     stress.RAGGED,
     stress.PAGED,
@@ -66,3 +74,22 @@ def test_races(case: Case, keys: int, device: torch.device, arch: str) -> None:
         assert plan.num_tiles == 300 if len(requests) == 300 else plan.num_split_tiles > 0
         runs.launch(poison=False)
         assert runs.out.isfinite().all() and runs.lse.isfinite().all()
+
+
+def plan_on_device(count: int, device: torch.device, arch: str) -> None:
+    """Two steps of `count` requests, for grids of which one leaves threads that only write."""
+    geometry = Geometry(8, 64, 4, 8, UNBOUNDED, window_right=0)
+    kv_len = np.random.default_rng(count).integers(0, 40_000, count)
+    for num_blocks in (396, 528):
+        planner = DevicePlanner(ampere_arch(arch), device, num_blocks)
+        assert_same_plan(planner, geometry, 1, kv_len, device)
+
+
+@pytest.mark.parametrize("count", PLANS.values(), ids=PLANS)
+def test_small_plan(count: int, device: torch.device, arch: str) -> None:
+    plan_on_device(count, device, arch)
+
+
+@pytest.mark.parametrize("count", PLANS.values(), ids=PLANS)
+def test_races_plan(count: int, device: torch.device, arch: str) -> None:
+    plan_on_device(count, device, arch)
