@@ -21,9 +21,11 @@ import numpy as np
 import torch
 
 from cute_attn import BatchAttention, DeviceKV
+from cute_attn.api.dispatch import geometry
 from cute_attn.scheduler import CostModel, Geometry, RequestBatch, plan_batch
+from cute_attn.scheduler.cost import H200
 from perf import harness, records
-from perf.cases import steps
+from perf.cases import Case, steps
 
 BATCHES = (1, 16, 64, 256, 1024, 4096)
 MOST_KEYS = 8192
@@ -32,24 +34,27 @@ REPEATS = 400
 GRAPH_PLANS, REPLAYS = 50, 20
 PAGE_SIZE = 16
 
-# What the kernels of an H200 (132 SMs) ask for: 32/8 heads, causal.
-DECODE = Geometry(16, 64, group=4, num_kv_heads=8, window_right=0)
-PREFILL = Geometry(128, 128, group=4, num_kv_heads=8, window_right=0)
-BLOCKS = {DECODE: 396, PREFILL: 132}
-COSTS = {
-    DECODE: CostModel.for_kernel(schedule="ampere_decode", blocks_per_sm=3),
-    PREFILL: CostModel.for_kernel(schedule="hopper_tile"),
-}
-
 
 @dataclass(frozen=True)
 class Step:
-    """One case: lengths of a step, and the tile that its kernel has."""
+    """One case: lengths of a step, and what its kernel asks for on an H200."""
 
     cfg: str
     q_lens: tuple[int, ...]
     kv_lens: tuple[int, ...]
     geometry: Geometry
+    num_blocks: int
+    cost: CostModel
+
+    @classmethod
+    def of(cls, cfg: str, q_lens: tuple[int, ...], kv_lens: tuple[int, ...]) -> Step:
+        """The step in one launch: 32/8 heads, head_dim 128, causal."""
+        case = Case("N", cfg, q_lens, kv_lens, 32, 8, 128, PAGE_SIZE, True)
+        spec = case.spec("sm_90a")
+        per_sm = spec.tile.blocks_per_sm
+        cost = CostModel.for_kernel(schedule=spec.schedule, blocks_per_sm=per_sm)
+        tiles = geometry(spec, case.num_kv_heads, case.variant.band.resolve({}))
+        return cls(cfg, q_lens, kv_lens, tiles, H200.sms * per_sm, cost)
 
 
 def cases() -> list[Step]:
@@ -58,20 +63,15 @@ def cases() -> list[Step]:
     for batch in BATCHES:
         draw = random.Random(0)
         keys = tuple(draw.randint(1, MOST_KEYS) for _ in range(batch))
-        found.append(Step(f"decode b{batch}", (1,) * batch, keys, DECODE))
-    found.append(Step("prefill b8 c8192", (8192,) * 8, (8192,) * 8, PREFILL))
-    for case in steps():
-        alone = max(case.q_lens) == 1
-        found.append(Step(case.cfg, case.q_lens, case.kv_lens, DECODE if alone else PREFILL))
-    return found
+        found.append(Step.of(f"decode b{batch}", (1,) * batch, keys))
+    found.append(Step.of("prefill b8 c8192", (8192,) * 8, (8192,) * 8))
+    return found + [Step.of(case.cfg, case.q_lens, case.kv_lens) for case in steps()]
 
 
 def measure(step: Step, repeats: int) -> dict[str, float]:
     """Median microseconds of the two calls."""
     q_len, kv_len = np.array(step.q_lens), np.array(step.kv_lens)
     addresses = np.cumsum(q_len) - q_len, np.cumsum(kv_len) - kv_len
-    geometry = step.geometry
-    num_blocks, cost = BLOCKS[geometry], COSTS[geometry]
 
     def batch() -> RequestBatch:
         return RequestBatch(addresses[0], q_len, addresses[1], kv_len)
@@ -81,7 +81,7 @@ def measure(step: Step, repeats: int) -> dict[str, float]:
 
     requests = batch()
     batch_us = timed(batch)
-    plan_us = timed(lambda: plan_batch(requests, geometry, num_blocks, cost=cost))
+    plan_us = timed(lambda: plan_batch(requests, step.geometry, step.num_blocks, cost=step.cost))
     return {"us": batch_us + plan_us, "batch_us": batch_us, "plan_us": plan_us}
 
 

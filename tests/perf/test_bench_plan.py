@@ -17,8 +17,9 @@ def test_cases() -> None:
     assert found["decode b256"] == {step.cfg: step for step in bench_plan.cases()}["decode b256"]
     for step in found.values():
         assert len(step.q_lens) == len(step.kv_lens)
-        alone = max(step.q_lens) == 1
-        assert (step.geometry == bench_plan.DECODE) == alone
+        assert (step.geometry.tile_q == 8) == (max(step.q_lens) == 1)
+    blocks = [found[f"decode b{batch}"].num_blocks for batch in bench_plan.BATCHES]
+    assert blocks == [132, 132, 264, 396, 396, 396]
 
 
 def test_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
