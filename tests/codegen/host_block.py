@@ -138,6 +138,7 @@ inline void barrier_come(int barrier, int threads, bool wait) {
 inline void barrier_sync(int barrier, int threads) { barrier_come(barrier, threads, true); }
 inline void barrier_arrive(int barrier, int threads) { barrier_come(barrier, threads, false); }
 }  // namespace cute_attn
+inline void __syncthreads() { cute_attn::barrier_sync(0, kHostThreads); }
 """
 
 RUN = """

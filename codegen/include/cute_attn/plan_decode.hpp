@@ -25,7 +25,6 @@ class DecodePlanner {
   static_assert(kMaxRequests < 1 << 16);
   static constexpr int kRead = 2;  // barriers
   static constexpr int kSorted = 3;
-  static constexpr int kCut = 4;
 
   Requests records;
   PlanWriter plan;
@@ -55,7 +54,7 @@ class DecodePlanner {
         Line<int64_t, kThreads, kMaxRequests, Params>(records, plan).run();
       }
     }
-    barrier_sync(kCut, kAll);
+    __syncthreads();  // the cuts are there
     records.template write_cuts<kAll>(plan, threadIdx.x);
   }
 
