@@ -35,6 +35,7 @@ from cute_attn.runtime.tensor_map import TensorMapEncoder
 from cute_attn.scheduler import (
     ARRIVALS_BYTES,
     Plan,
+    PlanMemory,
     WorkspaceSize,
     plan_batch,
     workspace_size,
@@ -89,6 +90,9 @@ class CudaBatch:
         self._current_stream = torch._C._cuda_getCurrentRawStream
         self._current_device = torch._C._cuda_getDevice
         self._sets: dict[KernelSpec, LaunchSet] = {}
+        self._specs: dict[tuple[int | None, int, int, bool, str | None], KernelSpec] = {}
+        self._problems: dict[int | None, dispatch.Problem] = {}
+        self._memory = PlanMemory()
         self._store = PlanStore(shape.device, max_requests, max_pages, fixed=cuda_graph)
         self._order = StreamOrder(shape.device)
         self._workspace: torch.Tensor | None = None
@@ -247,6 +251,7 @@ class CudaBatch:
             num_sms * spec.tile.blocks_per_sm,
             max_requests=self._max_requests,
             cost=kernels.cost,
+            memory=self._memory,
         )
         return _Prepared(kernels, plan)
 
@@ -290,16 +295,19 @@ class CudaBatch:
         first = self._set.spec if self._cuda_graph and self._planned else None
         requests = step.requests
         longest = int(requests.q_len.max(initial=0)) * self._shape.group
+        heads = self._shape.num_kv_heads
+        tiles = dispatch.tiles_per_sm(requests.q_len, longest, heads, num_sms)
+        # Of larger numbers it does not matter how large they are.
+        rows, tiles = min(longest, dispatch.SMALL_ROWS + 1), min(tiles, dispatch.FEW_TILES + 1)
+        schedule = self._schedule if first is None else first.schedule
         problem = self._problem(step.page_size)
-        spec = dispatch.choose(
-            problem,
-            rows=longest,
-            tiles_per_sm=dispatch.tiles_per_sm(
-                requests.q_len, longest, self._shape.num_kv_heads, num_sms
-            ),
-            long=dispatch.is_long(problem, requests.q_len, requests.kv_len, step.band),
-            schedule=self._schedule if first is None else first.schedule,
-        )
+        long = dispatch.is_long(problem, requests.q_len, requests.kv_len, step.band)
+        key = (step.page_size, rows, tiles, long, schedule)
+        spec = self._specs.get(key)
+        if spec is None:
+            spec = self._specs[key] = dispatch.choose(
+                problem, rows=rows, tiles_per_sm=tiles, long=long, schedule=schedule
+            )
         if first is not None:
             spec = replace(spec, tile=first.tile)  # whatever the lengths: the kernel is captured
         if first is not None and (spec != first or step.page_size != self._step.page_size):
@@ -307,8 +315,11 @@ class CudaBatch:
         return spec
 
     def _problem(self, page_size: int | None) -> dispatch.Problem:
+        found = self._problems.get(page_size)
+        if found is not None:
+            return found
         shape = self._shape
-        return dispatch.Problem(
+        found = self._problems[page_size] = dispatch.Problem(
             arch=self._info.arch,
             dtype=checks.DTYPE_NAMES[shape.dtype],
             head_dim_qk=shape.head_dim_qk,
@@ -317,6 +328,7 @@ class CudaBatch:
             variant=shape.variant,
             page_size=page_size,
         )
+        return found
 
     def _size_of(self, spec: KernelSpec) -> WorkspaceSize:
         return workspace_size(

@@ -30,6 +30,8 @@ IntArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 SMALL_ROWS = max(ampere.DECODE_ROWS)
 """Packed query rows up to which a request is decoded rather than prefilled."""
+FEW_TILES = max(ampere.TILES_PER_SM)
+"""Query tiles per SM up to which decode steps take kernels of larger blocks."""
 
 HOPPER_TILE = "hopper_tile"
 AMPERE_TILE = "ampere_tile"

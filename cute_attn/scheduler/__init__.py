@@ -7,8 +7,10 @@ from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.cost import DEFAULT_COST, H200, CostModel, Gpu
 from cute_attn.scheduler.decode import DecodeCosts
 from cute_attn.scheduler.explain import Explanation, Launch, explain
+from cute_attn.scheduler.memory import PlanMemory
 from cute_attn.scheduler.min_heap import HeapAssignment, plan_min_heap
-from cute_attn.scheduler.planner import Plan, plan_batch
+from cute_attn.scheduler.plan import Plan
+from cute_attn.scheduler.planner import plan_batch
 from cute_attn.scheduler.prices import Prices, prices_of
 from cute_attn.scheduler.reads import Reads, reads_of
 from cute_attn.scheduler.side_by_side import prefill_sms
@@ -32,6 +34,7 @@ __all__ = [
     "HeapAssignment",
     "Launch",
     "Plan",
+    "PlanMemory",
     "Prices",
     "Reads",
     "Report",

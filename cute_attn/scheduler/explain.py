@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cute_attn.abi import Item, WorkWalker
-from cute_attn.scheduler.planner import Plan
+from cute_attn.scheduler.plan import Plan
 from cute_attn.scheduler.prices import Prices, prices_of
 from cute_attn.scheduler.reads import reads_of
 from cute_attn.scheduler.simulator import simulate_plans

@@ -22,16 +22,13 @@ iterated to convergence: equal input gives an equal plan, to the bit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from functools import lru_cache
 
 import numpy as np
 
 from cute_attn.abi.plan import (
     CUT_FIELDS,
     HEADER_FIELDS,
-    MAX_BATCH,
     REQUEST_FIELDS,
     SPLIT_FIELDS,
     START_FIELDS,
@@ -39,7 +36,6 @@ from cute_attn.abi.plan import (
     UNBOUNDED,
     IntArray,
     PlanLayout,
-    PlanView,
     pack_meta,
 )
 from cute_attn.scheduler.batch import Geometry, RequestBatch
@@ -55,13 +51,12 @@ from cute_attn.scheduler.cuts import (
     share_line_equally,
 )
 from cute_attn.scheduler.each import Int64Array, most, running_sum, total
+from cute_attn.scheduler.memory import PlanMemory
+from cute_attn.scheduler.plan import Plan
 from cute_attn.scheduler.pricing import Candidate, line_costs, price_split, price_whole
 from cute_attn.scheduler.rounds import hand_out_rounds, sort_last_rounds
 from cute_attn.scheduler.tiles import Records, Runs, make_runs, sort_requests
 from cute_attn.scheduler.workspace import max_slots
-
-if TYPE_CHECKING:
-    from cute_attn.scheduler.explain import Explanation
 
 POLICIES = ("balanced", "whole")
 # Far below the 60 MB of an H200's L2: two generations of heads overlap, each half of the L2 keeps
@@ -69,71 +64,6 @@ POLICIES = ("balanced", "whole")
 # 8k keys: 601 TFLOP/s with 24 MB, 618 with 12, 654 with 8, 680 with 4.
 DEFAULT_L2_BUDGET = 4 << 20
 _INT32_MAX = (1 << 31) - 1
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A plan and what is known about it.
-
-    Attributes:
-        buffer: (layout.used_size(num_requests, listed rounds),) int32, what goes to the device.
-        layout: offsets, from the capacities.
-        num_requests, num_tiles, num_whole_tiles, num_split_tiles, num_slots: as in the header.
-        block_costs: (num_blocks,) int64, model cost of each block, ns.
-        merge_cost: model cost of the merge, ns; 0 if no tile is split.
-        cost: the cost model that it was planned with.
-    """
-
-    buffer: IntArray
-    layout: PlanLayout
-    num_requests: int
-    num_tiles: int
-    num_whole_tiles: int
-    num_split_tiles: int
-    num_slots: int
-    block_costs: Int64Array
-    merge_cost: int
-    cost: CostModel
-
-    @cached_property
-    def view(self) -> PlanView:
-        """NumPy views of the buffer's sections."""
-        return PlanView(self.buffer, self.layout)
-
-    @cached_property
-    def requests(self) -> RequestBatch:
-        """What was planned, in the order of the plan's records; `ids` are the caller's indices."""
-        records = self.view.requests[: self.num_requests]
-        ids = records[:, REQUEST_FIELDS.index("meta")] & (MAX_BATCH - 1)
-        q_start, q_len, kv_start, kv_len, q_pos, kv_pos = records[:, :6].T
-        return RequestBatch(q_start, q_len, kv_start, kv_len, q_pos, kv_pos, ids)
-
-    @cached_property
-    def geometry(self) -> Geometry:
-        """Tile shape and visible band that it was made for."""
-        return Geometry(*(self.view.get(field.name) for field in fields(Geometry)))
-
-    @property
-    def imbalance(self) -> float:
-        """Cost of the busiest block over the mean; 1.0 is perfect."""
-        total = int(self.block_costs.sum())
-        return float(self.block_costs.max()) * self.block_costs.size / total if total else 1.0
-
-    @property
-    def predicted_us(self) -> float:
-        """Time by the cost model: the busiest block, then the merge. See also `simulate`."""
-        return (int(self.block_costs.max()) + self.merge_cost) / 1000
-
-    def explain(self, *, name: str = "one launch", blocks_per_sm: int = 1) -> Explanation:
-        """Which thread block does what: `print` it, `plot` it, or read its fields.
-
-        Args:
-            name: of the kernel, for people.
-            blocks_per_sm: thread blocks of the kernel that share an SM.
-        """
-        from cute_attn.scheduler.explain import Launch, explain  # which imports this module
-
-        return explain(Launch(self, name, blocks_per_sm))
 
 
 def plan_batch(
@@ -146,6 +76,7 @@ def plan_batch(
     policy: str = "balanced",
     min_piece: int | None = None,
     l2_budget: int = DEFAULT_L2_BUDGET,
+    memory: PlanMemory | None = None,
 ) -> Plan:
     """Plans one step.
 
@@ -160,6 +91,7 @@ def plan_batch(
         min_piece: no piece of a split tile is shorter than this many KV blocks. Default: 64 keys,
             or as many as writing a partial result costs.
         l2_budget: bytes of K and V that tiles running at the same time should share.
+        memory: of earlier calls. It changes nothing but the time that it takes.
 
     Raises:
         ValueError: an argument is out of range, or the requests exceed the capacity.
@@ -181,13 +113,19 @@ def plan_batch(
     if n > capacity:
         raise ValueError(f"the batch has {n} requests but max_requests is {capacity}")
 
+    key = (geometry, num_blocks, capacity, cost, policy, min_piece, l2_budget)
+    if memory is not None and (plan := memory.recall(key, requests, geometry)) is not None:
+        return plan
     records = sort_requests(requests, geometry, cost, l2_budget, min_piece)
     if records.most_q_tiles > 1 or n * geometry.num_kv_heads > _INT32_MAX:
         _check_counts(requests, records, geometry)
     runs = make_runs(records, geometry, cost)
     item = cost.item(geometry)
     best = _hand_out(records, runs, num_blocks, item, cost, split=policy == "balanced")
-    return _write(records, runs, geometry, best, PlanLayout(num_blocks, capacity), cost)
+    plan = _write(records, runs, geometry, best, PlanLayout(num_blocks, capacity), cost)
+    if memory is not None:
+        memory.keep(key, requests, records, plan)
+    return plan
 
 
 def _check_counts(requests: RequestBatch, records: Records, geometry: Geometry) -> None:

@@ -21,7 +21,7 @@ from cute_attn.abi import Item, WorkWalker
 from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.cost import DEFAULT_COST, H200, CostModel, Gpu
 from cute_attn.scheduler.each import Int64Array
-from cute_attn.scheduler.planner import Plan
+from cute_attn.scheduler.plan import Plan
 from cute_attn.scheduler.reads import reads_of
 
 FloatArray = npt.NDArray[np.float64]

@@ -1,0 +1,68 @@
+"""The last step of decodes that was planned, of which the next one is mostly a copy.
+
+From one token to the next, few requests reach another KV block. As long as none does, order, cuts
+and slots are the same, and only the records (lengths, addresses) are new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+
+import numpy as np
+
+from cute_attn.abi.plan import START_RECORD
+from cute_attn.scheduler.batch import Geometry, RequestBatch
+from cute_attn.scheduler.each import Int64Array
+from cute_attn.scheduler.plan import Plan
+from cute_attn.scheduler.tiles import Records, visible_blocks
+
+
+class PlanMemory:
+    """What `plan_batch` may copy; one for each series of steps."""
+
+    def __init__(self) -> None:
+        self._key: Hashable = None
+        self._plan: Plan | None = None
+        self._order: Int64Array
+        self._blocks: Int64Array  # of each request, in the order of the requests
+        self._ids: Int64Array | None
+        self._q_len = 0  # of every request
+
+    def keep(self, key: Hashable, requests: RequestBatch, records: Records, plan: Plan) -> None:
+        """Remembers a plan, if it is of decodes: requests of one query tile and as many tokens.
+
+        Args:
+            key: all arguments of `plan_batch` but the requests.
+            requests, records: what was planned.
+            plan: the plan.
+        """
+        if isinstance(records.q_tiles, np.ndarray) or not requests.aligned:
+            return
+        self._key, self._plan, self._order = key, plan, records.order
+        self._ids, self._q_len = requests.ids, int(requests.q_len[0])
+        self._blocks = np.empty_like(records.last_blocks)
+        self._blocks[records.order] = records.last_blocks
+
+    def recall(self, key: Hashable, requests: RequestBatch, geometry: Geometry) -> Plan | None:
+        """The plan of a step, if it is a copy of the last one but for the records."""
+        plan = self._plan
+        if plan is None or not requests.aligned or requests.num_requests != plan.num_requests:
+            return None
+        if key != self._key or np.count_nonzero(requests.q_len != self._q_len):
+            return None
+        packed = self._q_len * geometry.group
+        shift = requests.q_pos - requests.kv_pos
+        blocks = visible_blocks(geometry, shift, requests.kv_len, 0, packed, see_last=True)
+        if np.count_nonzero(blocks != self._blocks) or not self._same_ids(requests.ids):
+            return None
+        copied = replace(plan, buffer=plan.buffer.copy())
+        view, count = copied.view, plan.num_requests
+        view.requests[:count, :6] = requests.table.take(self._order, axis=1).T
+        view.starts[:, START_RECORD] = view.requests.take(view.starts[:, 1], axis=0)
+        return copied
+
+    def _same_ids(self, ids: Int64Array | None) -> bool:
+        if ids is None or self._ids is None:
+            return ids is self._ids
+        return not np.count_nonzero(ids != self._ids)

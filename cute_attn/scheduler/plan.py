@@ -1,0 +1,80 @@
+"""`Plan`: the plan buffer of one launch, and what is known about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from cute_attn.abi.plan import MAX_BATCH, REQUEST_FIELDS, IntArray, PlanLayout, PlanView
+from cute_attn.scheduler.batch import Geometry, RequestBatch
+from cute_attn.scheduler.cost import CostModel
+from cute_attn.scheduler.each import Int64Array
+
+if TYPE_CHECKING:
+    from cute_attn.scheduler.explain import Explanation
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan and what is known about it.
+
+    Attributes:
+        buffer: (layout.used_size(num_requests, listed rounds),) int32, what goes to the device.
+        layout: offsets, from the capacities.
+        num_requests, num_tiles, num_whole_tiles, num_split_tiles, num_slots: as in the header.
+        block_costs: (num_blocks,) int64, model cost of each block, ns.
+        merge_cost: model cost of the merge, ns; 0 if no tile is split.
+        cost: the cost model that it was planned with.
+    """
+
+    buffer: IntArray
+    layout: PlanLayout
+    num_requests: int
+    num_tiles: int
+    num_whole_tiles: int
+    num_split_tiles: int
+    num_slots: int
+    block_costs: Int64Array
+    merge_cost: int
+    cost: CostModel
+
+    @cached_property
+    def view(self) -> PlanView:
+        """NumPy views of the buffer's sections."""
+        return PlanView(self.buffer, self.layout)
+
+    @cached_property
+    def requests(self) -> RequestBatch:
+        """What was planned, in the order of the plan's records; `ids` are the caller's indices."""
+        records = self.view.requests[: self.num_requests]
+        ids = records[:, REQUEST_FIELDS.index("meta")] & (MAX_BATCH - 1)
+        q_start, q_len, kv_start, kv_len, q_pos, kv_pos = records[:, :6].T
+        return RequestBatch(q_start, q_len, kv_start, kv_len, q_pos, kv_pos, ids)
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """Tile shape and visible band that it was made for."""
+        return Geometry(*(self.view.get(field.name) for field in fields(Geometry)))
+
+    @property
+    def imbalance(self) -> float:
+        """Cost of the busiest block over the mean; 1.0 is perfect."""
+        total = int(self.block_costs.sum())
+        return float(self.block_costs.max()) * self.block_costs.size / total if total else 1.0
+
+    @property
+    def predicted_us(self) -> float:
+        """Time by the cost model: the busiest block, then the merge. See also `simulate`."""
+        return (int(self.block_costs.max()) + self.merge_cost) / 1000
+
+    def explain(self, *, name: str = "one launch", blocks_per_sm: int = 1) -> Explanation:
+        """Which thread block does what: `print` it, `plot` it, or read its fields.
+
+        Args:
+            name: of the kernel, for people.
+            blocks_per_sm: thread blocks of the kernel that share an SM.
+        """
+        from cute_attn.scheduler.explain import Launch, explain  # which imports this module
+
+        return explain(Launch(self, name, blocks_per_sm))
