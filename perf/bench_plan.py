@@ -3,8 +3,9 @@
     python -m perf.bench_plan [--quick] [--match TEXT] [--out FILE]
 
 Each is timed by itself and called again and again: caches and branch predictors know the case, as
-they do in a server that plans steps of one kind. Where there is a GPU, also `device_us` of the
-decode batches: a plan made on the device, in a replayed CUDA graph.
+they do in a server that plans steps of one kind. Of the decode batches also `next_us`, the mean of
+steps in a row of a token each, of which some are copies of the one before; and, where there is a
+GPU, `device_us`: a plan made on the device, in a replayed CUDA graph.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import platform
 import random
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ import torch
 
 from cute_attn import BatchAttention, DeviceKV
 from cute_attn.api.dispatch import geometry
-from cute_attn.scheduler import CostModel, Geometry, RequestBatch, plan_batch
+from cute_attn.scheduler import CostModel, Geometry, PlanMemory, RequestBatch, plan_batch
 from cute_attn.scheduler.cost import H200
 from perf import harness, records
 from perf.cases import Case, steps
@@ -32,6 +34,7 @@ MOST_KEYS = 8192
 QUICK = ("decode b16", "decode b256", "prefill b8 c8192")
 REPEATS = 400
 GRAPH_PLANS, REPLAYS = 50, 20
+TOKENS, ROUNDS = 64, 5  # of steps in a row
 PAGE_SIZE = 16
 
 
@@ -85,6 +88,22 @@ def measure(step: Step, repeats: int) -> dict[str, float]:
     return {"us": batch_us + plan_us, "batch_us": batch_us, "plan_us": plan_us}
 
 
+def next_us(step: Step) -> float:
+    """Mean microseconds of `plan_batch` over steps in a row of a token each, as a server plans
+    them: with the memory of the step before. The fastest of some rounds."""
+    count = len(step.q_lens)
+    q_len, kv_len = np.ones(count, np.int64), np.array(step.kv_lens)
+    kv_start = np.cumsum(kv_len) - kv_len
+    batches = [RequestBatch(np.arange(count), q_len, kv_start, kv_len + i) for i in range(TOKENS)]
+    rounds = []
+    for _ in range(ROUNDS):
+        memory, begin = PlanMemory(), time.perf_counter()
+        for batch in batches:
+            plan_batch(batch, step.geometry, step.num_blocks, cost=step.cost, memory=memory)
+        rounds.append(time.perf_counter() - begin)
+    return 1e6 * min(rounds) / TOKENS
+
+
 def device_us(step: Step) -> float:
     """Microseconds of a plan made on the device: one of many in a replayed graph, launch
     included."""
@@ -131,10 +150,14 @@ def main() -> int:
     results = records.Records(options.out or records.default_path("plan"), first)
     for step in found:
         numbers = measure(step, REPEATS)
-        if torch.cuda.is_available() and step.cfg.startswith("decode"):
-            numbers["device_us"] = device_us(step)
+        if step.cfg.startswith("decode"):
+            numbers["next_us"] = next_us(step)
+            if torch.cuda.is_available():
+                numbers["device_us"] = device_us(step)
         row = results.add("N", step.cfg, **numbers)
         parts = f"batch {row['batch_us']:6.1f}  plan {row['plan_us']:7.1f}"
+        if "next_us" in row:
+            parts += f"  in a row {row['next_us']:6.1f}"
         if "device_us" in row:
             parts += f"  on the device {row['device_us']:5.1f}"
         print(f"{step.cfg:18s} {row['us']:8.1f} us  {parts}")

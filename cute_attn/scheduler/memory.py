@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cute_attn.abi.plan import START_RECORD
+from cute_attn.abi.plan import REQUEST_FIELDS, START_FIELDS, START_RECORD
 from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.each import Int64Array
 from cute_attn.scheduler.plan import Plan
@@ -56,11 +56,13 @@ class PlanMemory:
         blocks = visible_blocks(geometry, shift, requests.kv_len, 0, packed, see_last=True)
         if np.count_nonzero(blocks != self._blocks) or not self._same_ids(requests.ids):
             return None
-        copied = replace(plan, buffer=plan.buffer.copy())
-        view, count = copied.view, plan.num_requests
-        view.requests[:count, :6] = requests.table.take(self._order, axis=1).T
-        view.starts[:, START_RECORD] = view.requests.take(view.starts[:, 1], axis=0)
-        return copied
+        buffer, layout, count = plan.buffer.copy(), plan.layout, plan.num_requests
+        places = layout.places(count)
+        records = buffer[layout.requests : places].reshape(count + 1, len(REQUEST_FIELDS))
+        starts = buffer[layout.starts : layout.splits].reshape(-1, len(START_FIELDS))
+        records[:count, :6] = requests.table.take(self._order, axis=1).T
+        starts[:, START_RECORD] = records.take(starts[:, 1], axis=0)
+        return replace(plan, buffer=buffer)
 
     def _same_ids(self, ids: Int64Array | None) -> bool:
         if ids is None or self._ids is None:
