@@ -43,6 +43,8 @@ def emit_decode(spec: KernelSpec) -> GeneratedKernel:
             "begin": "begin_of(item)",
             "step": "n -= kWarps",
             "copy_keys": "kWarpKeys",
+            # Output and queries of 16 rows of 256 columns leave few registers.
+            "pages": "BlockPages" if tile.q * spec.head_dim_qk < 4096 else "CompactBlockPages",
             "copy_threads": "32",
             "copy_thread": "opaque(threadIdx.x) % 32",
         },

@@ -44,6 +44,7 @@ def emit_tile(spec: KernelSpec) -> GeneratedKernel:
             "begin": "item.block_begin",
             "step": "--n",
             "copy_keys": "kTileKV",
+            "pages": "CompactBlockPages",
             "copy_threads": "kThreads",
             "copy_thread": "opaque(threadIdx.x)",
             "slot": "" if tile.stages == 1 else "[n % kStages]",

@@ -51,4 +51,37 @@ struct BlockPages {
   }
 };
 
+// The same with fewer registers: where a key is in its page is computed a second time.
+template <int kKeys, int kThreads>
+struct CompactBlockPages {
+  using Rows = BlockPages<kKeys, kThreads>;
+
+  int page[Rows::kCopies];
+  PageDivider divider;
+
+  CUTE_DEVICE void locate(PageDivider by, int first_key, int kv_len, unsigned thread) {
+    divider = by;
+    Rows rows;
+    rows.locate(divider, first_key, kv_len, thread);
+    CUTE_UNROLL
+    for (int i = 0; i < Rows::kCopies; ++i) page[i] = rows.page[i];
+  }
+
+  CUTE_DEVICE void load(int const* table) {
+    CUTE_UNROLL
+    for (int i = 0; i < Rows::kCopies; ++i) page[i] = __ldg(table + page[i]);
+  }
+
+  template <bool kTail, int kHeadDim, class Element>
+  CUTE_DEVICE void copy(Element const* head, int64_t page_stride, int64_t token_stride,
+                        int first_key, int kv_len, unsigned thread, Element* tile) const {
+    Rows rows;
+    rows.locate(divider, first_key, kv_len, thread);
+    CUTE_UNROLL
+    for (int i = 0; i < Rows::kCopies; ++i) rows.page[i] = page[i];
+    rows.template copy<kTail, kHeadDim>(head, page_stride, token_stride, first_key, kv_len, thread,
+                                        tile);
+  }
+};
+
 }  // namespace cute_attn::ampere
