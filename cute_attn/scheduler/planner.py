@@ -50,7 +50,7 @@ from cute_attn.scheduler.cuts import (
     share_line,
     share_line_equally,
 )
-from cute_attn.scheduler.each import Int64Array, most, running_sum, total
+from cute_attn.scheduler.each import Int64Array, at_most, most, running_sum, total
 from cute_attn.scheduler.memory import PlanMemory
 from cute_attn.scheduler.plan import Plan
 from cute_attn.scheduler.pricing import Candidate, line_costs, price_split, price_whole
@@ -165,7 +165,8 @@ def _hand_out(
         num_whole, loads = rounds.prefix(share)
 
     longest = runs.largest(runs.tile_cost)
-    piece = most(records.min_piece * records.block_cost) + item
+    # Of requests that have tiles.
+    piece = most(at_most(records.q_tiles, 1) * records.min_piece * records.block_cost) + item
     # Pieces of a tile get long enough if shares are; without tiles to split that is no matter.
     splittable = split and _is_splittable(records, runs)
     min_share = min(piece, longest) if splittable else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import plan_cases as cases
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cute_attn.scheduler import CostModel, Geometry, RequestBatch, plan_batch
@@ -42,6 +42,14 @@ def test_a_line_too_long_for_multiples() -> None:
 
 
 @given(keys, st.integers(1, 4), cases.geometries, cases.num_blocks, cases.costs, cases.min_pieces)
+@example(  # two query tiles share their reads; the request without any would have none to share
+    [0, 0, 0, 0, 1024, 3000, 3000, 305, 465, 2321],
+    3,
+    Geometry(16, 16, 7, 1),
+    7,
+    CostModel(tile_ns=3, row_key_ps=0, key_ps=125, partial_row_ps=0, merge_ns=0, key_bytes=256),
+    None,
+)
 @settings(max_examples=120)
 def test_equal_requests_are_planned_as_unequal_ones(
     kv_len: list[int],
