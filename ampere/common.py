@@ -66,6 +66,7 @@ def includes(spec: KernelSpec) -> list[str]:
     rows = "paged_rows" if spec.loader == "paged" else "ragged_rows"
     dependent = ["cute_attn/dependent_launch.hpp"] if has_dependent_launch(spec.arch) else []
     fused = ["cute_attn/piece_merge.hpp"] if spec.fuses_merge else []
+    fixed = ["cute_attn/fixed_pieces.hpp"] if spec.fixed_pieces else []
     products = ["key_gemm", "key_softmax"] if spec.schedule == DECODE else ["warp_gemm"]
     headers = [
         f"cute_attn/ampere/{rows}.hpp",
@@ -74,6 +75,7 @@ def includes(spec: KernelSpec) -> list[str]:
         "cute_attn/softmax.hpp",
         *dependent,
         *fused,
+        *fixed,
     ]
     return sorted(headers)
 
@@ -95,13 +97,14 @@ def _spec_lines(spec: KernelSpec) -> list[str]:
         if group == 1
         else f"row r is token r / {group} under query head {group} kv_head + r % {group}"
     )
+    pieces = ", split at places that depend on the request alone" if spec.fixed_pieces else ""
     where = "pages of any size" if spec.loader == "paged" else "contiguous rows"
     return [
         f"architecture   {spec.arch}",
         f"elements       {spec.dtype}, accumulated in float32; head_dim {spec.head_dim_qk}",
         f"variant        {spec.variant.name}",
         f"query tile     {spec.tile.q} packed rows: {row}",
-        f"KV blocks      {spec.tile.kv} keys, from {where}",
+        f"KV blocks      {spec.tile.kv} keys, from {where}{pieces}",
     ]
 
 

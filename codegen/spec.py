@@ -78,6 +78,8 @@ class KernelSpec:
         tile: a row of the architecture's table.
         delays: debugging aid (hopper_tile): every warp sleeps for random times between the steps of
             its role, which must not change a bit of the result. See hopper/delays.py.
+        fixed_pieces: for plans of fixed pieces (ampere_decode): where tiles are cut depends on
+            their request alone. See `cute_attn.scheduler.plan_fixed_pieces`.
     """
 
     arch: str
@@ -89,7 +91,8 @@ class KernelSpec:
     group: int
     variant: Variant
     tile: Tile
-    delays: bool = field(default=False, repr=False)  # not in the digest: see `name`
+    delays: bool = field(default=False, repr=False)  # these two are not in the digest: see `name`
+    fixed_pieces: bool = field(default=False, repr=False)
 
     @property
     def fuses_merge(self) -> bool:
@@ -103,7 +106,7 @@ class KernelSpec:
 
     @property
     def digest(self) -> str:
-        """Eight hex digits that tell specs apart, delays aside."""
+        """Eight hex digits that tell specs apart, but for what `name` spells out."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:8]
 
     @property
@@ -112,9 +115,10 @@ class KernelSpec:
         dims = f"d{self.head_dim_qk}"
         if self.head_dim_vo != self.head_dim_qk:
             dims += f"x{self.head_dim_vo}"
+        extra = "_delays" * self.delays + "_fixed_pieces" * self.fixed_pieces
         return (
             f"{self.schedule}_{self.dtype}_{dims}_{self.loader}_g{self.group}"
-            f"_{self.variant.name}{'_delays' if self.delays else ''}_{self.arch}_{self.digest}"
+            f"_{self.variant.name}{extra}_{self.arch}_{self.digest}"
         )
 
     def basic_reasons(self) -> list[str]:
@@ -128,6 +132,11 @@ class KernelSpec:
             reasons.append(f"loader is {self.loader!r}; known: {', '.join(LOADERS)}")
         if self.delays and self.schedule != "hopper_tile":
             reasons.append(f"delays is True; {self.schedule!r} has none, only 'hopper_tile' has")
+        if self.fixed_pieces and self.schedule != "ampere_decode":
+            reasons.append(
+                f"fixed_pieces is True; {self.schedule!r} does not cut tiles itself, only"
+                " 'ampere_decode' does"
+            )
         if self.group < 1:
             reasons.append(f"group is {self.group}; it is num_qo_heads / num_kv_heads, at least 1")
         return reasons

@@ -78,7 +78,7 @@ def check_coverage(plan: Plan, requests: RequestBatch, geometry: Geometry) -> No
     by_request: dict[int, list[Item]] = defaultdict(list)
     for item in items_of(plan):
         by_request[view.request(item.request).batch].append(item)
-    split_tiles = {int(row[0]) for row in view.splits[: plan.num_split_tiles]}
+    split_tiles = {tile for tile, *_ in WorkWalker(view).split_tiles()}
     heads = geometry.num_kv_heads
     for request in range(requests.num_requests):
         needed = needed_blocks(requests, geometry, request)
@@ -121,14 +121,15 @@ def check_starts(plan: Plan) -> None:
 
 
 def check_slots(plan: Plan) -> None:
-    """Slots are used once each, without gaps; split records list each tile's in KV order."""
+    """Slots are used once each, without gaps; each split tile has its own in KV order."""
     pieces: dict[int, list[Item]] = defaultdict(list)
     for item in items_of(plan):
         if item.slot >= 0:
             pieces[item.tile].append(item)
     used = sorted(item.slot for items in pieces.values() for item in items)
     assert used == list(range(plan.num_slots))
-    records = plan.view.splits[: plan.num_split_tiles].tolist()
+    records = list(WorkWalker(plan.view).split_tiles())
+    assert len(records) == plan.num_split_tiles
     assert [record[0] for record in records] == sorted(pieces)
     for tile, request, first, size in records:
         items = sorted(pieces[tile], key=lambda item: item.block_begin)
@@ -137,6 +138,8 @@ def check_slots(plan: Plan) -> None:
         assert {item.request for item in items} == {request}
         for left, right in itertools.pairwise(items):
             assert left.block_end == right.block_begin
+    if plan.view.get("fixed_pieces"):
+        return
     # Every cut inside a tile knows the slots of all its pieces.
     of_tile = {tile: (first, size) for tile, _, first, size in records}
     for tile, block, _, slot, first, size, *_ in plan.view.cuts.tolist():

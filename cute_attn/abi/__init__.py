@@ -6,7 +6,15 @@ NumPy views here. Nothing in this room knows torch, CUDA or the kernels' source.
 
 from cute_attn.abi.params import Field, ParameterBlock
 from cute_attn.abi.plan import UNBOUNDED, PlanLayout, PlanView
-from cute_attn.abi.work import Item, WorkWalker, block_items, kv_block_range, locate_tile, tile_item
+from cute_attn.abi.work import (
+    Item,
+    WorkWalker,
+    block_items,
+    kv_block_range,
+    locate_tile,
+    num_pieces,
+    tile_item,
+)
 
 __all__ = [
     "UNBOUNDED",
@@ -19,5 +27,6 @@ __all__ = [
     "block_items",
     "kv_block_range",
     "locate_tile",
+    "num_pieces",
     "tile_item",
 ]

@@ -23,6 +23,9 @@ request is query token r // group under query head kv_head * group + r % group. 
 `num_whole_tiles` tiles are handed out whole, in rounds of `num_blocks`; the others lie on one line
 of KV blocks that is cut in `num_blocks` pieces (stream-K).
 
+With `fixed_pieces` all tiles are on the line, cuts lie between pieces only, and a block may have
+many pieces of a tile; there are no records in `splits`.
+
 Who takes which tile of a round: snake order (upwards, downwards, ...) up to round
 `first_listed_round`; from then on `places` says it: row r, column b is the tile that thread block b
 takes in round first_listed_round + r, counted from the first tile of that first listed round.
@@ -56,7 +59,7 @@ HEADER_FIELDS = (
     "num_blocks",  # thread blocks = the grid
     "first_listed_round",  # rounds from this one on are listed in `places`; UNBOUNDED = none
     "places",  # offset of `places` in the buffer, in int32; 0 = none
-    "reserved_14",
+    "fixed_pieces",  # 1: tiles are cut as `work.num_pieces` says, whoever computes the pieces
     "reserved_15",
 )
 START_FIELDS = (
@@ -85,7 +88,8 @@ CUT_FIELDS = (
 """A cut lies before KV block `block` (counted from the tile's first visible block) of `tile`, which
 belongs to record `request`. If block > 0 the tile is split here: the piece after the cut writes
 partial slot `slot`, the piece before it slot - 1; the pieces of the tile have `num_slots` slots
-from `first_slot` on."""
+from `first_slot` on. With fixed pieces `slot` counts the slots of all pieces before the cut, and
+the last two are 0: they follow from the tile."""
 SPLIT_FIELDS = ("tile", "request", "first_slot", "num_slots")
 REQUEST_FIELDS = (
     "q_start",  # first query row of the request in q and out

@@ -6,10 +6,19 @@ blocks. Both texts must agree to the bit; `tests/abi` compares them on random pl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from cute_attn.abi.plan import REQUEST_FIELDS, PlanView, RequestRecord
+
+KEYS_OF_SQUARE = 128
+"""Keys of a tile over the square of its fixed pieces. A piece takes the shorter the more there are,
+merging them the longer: the square root balances the two, whatever the constants are."""
+MOST_PIECES = 64
+"""Of a tile."""
+MOST_ROWS = 1 << 14
+"""Packed rows of all fixed pieces of a request: as many tiles as fill a device need none."""
 
 _TILE_BEGIN = REQUEST_FIELDS.index("tile_begin")
 
@@ -30,6 +39,20 @@ class Item(NamedTuple):
 def cdiv(a: int, b: int) -> int:
     """a / b rounded up."""
     return -(-a // b)
+
+
+def num_pieces(blocks: int, tiles: int, *, tile_q: int, tile_kv: int) -> int:
+    """In how many pieces a tile is cut that does not know the rest of its batch.
+
+    Piece i has KV blocks [i * blocks // pieces, (i + 1) * blocks // pieces) of the tile's.
+
+    Args:
+        blocks: KV blocks that the tile visits.
+        tiles: tiles of its request, of all KV heads.
+        tile_q, tile_kv: the kernel's tile shape.
+    """
+    root = math.isqrt(blocks * tile_kv // KEYS_OF_SQUARE)
+    return max(min(root, blocks, MOST_ROWS // (tiles * tile_q), MOST_PIECES), 1)
 
 
 def locate_tile(
@@ -81,6 +104,7 @@ class WorkWalker:
         self.window_left, self.window_right = plan.get("window_left"), plan.get("window_right")
         self.num_blocks, self.num_whole = plan.get("num_blocks"), plan.get("num_whole_tiles")
         self.first_listed = plan.get("first_listed_round")
+        self.fixed_pieces = bool(plan.get("fixed_pieces"))
         num_requests = plan.get("num_requests")
         self._records = [plan.request(i) for i in range(num_requests)]
         self._tile_begin = plan.requests[: num_requests + 1, _TILE_BEGIN].tolist()
@@ -122,6 +146,9 @@ class WorkWalker:
                 request = self._request_of(tile, request)
                 yield self.tile_item(request, tile)
 
+        if self.fixed_pieces:
+            yield from self._fixed_items(block)
+            return
         tile, offset, request, slot = (int(x) for x in self.plan.cuts[block, :4])
         last_tile, last_offset, _, last_slot = (int(x) for x in self.plan.cuts[block + 1, :4])
         while (tile, offset) < (last_tile, last_offset):
@@ -135,6 +162,48 @@ class WorkWalker:
                 yield whole._replace(block_end=end, slot=last_slot - 1)
             else:
                 yield whole
+            tile, offset = tile + 1, 0
+
+    def pieces(self, request: int, tile: int) -> list[Item]:
+        """The fixed pieces of `tile`, in key order, with slots from 0 on; or the whole of it."""
+        record, whole = self._records[request], self.tile_item(request, tile)
+        begin, blocks = whole.block_begin, whole.block_end - whole.block_begin
+        tiles = cdiv(record.q_len * self.group, self.tile_q) * self.num_kv_heads
+        count = num_pieces(blocks, tiles, tile_q=self.tile_q, tile_kv=self.tile_kv)
+        if count == 1:
+            return [whole]
+        bounds = [begin + i * blocks // count for i in range(count + 1)]
+        return [
+            whole._replace(block_begin=bounds[i], block_end=bounds[i + 1], slot=i)
+            for i in range(count)
+        ]
+
+    def split_tiles(self) -> Iterator[tuple[int, int, int, int]]:
+        """(tile, record, first slot, slots) of every split tile, as in `splits`."""
+        if not self.fixed_pieces:
+            records = self.plan.splits[: self.plan.get("num_split_tiles")]
+            yield from (tuple(record) for record in records.tolist())
+            return
+        slot = 0
+        for request in range(len(self._records)):
+            for tile in range(self._tile_begin[request], self._tile_begin[request + 1]):
+                count = len(self.pieces(request, tile))
+                if count > 1:
+                    yield tile, request, slot, count
+                    slot += count
+
+    def _fixed_items(self, block: int) -> Iterator[Item]:
+        """The items of a block whose share of the line is a number of fixed pieces."""
+        tile, offset, request, slot = (int(x) for x in self.plan.cuts[block, :4])
+        last = tuple(int(x) for x in self.plan.cuts[block + 1, :2])
+        while (tile, offset) < last:
+            request = self._request_of(tile, request)
+            pieces = self.pieces(request, tile)
+            begin = pieces[0].block_begin
+            for piece in pieces:
+                if (tile, offset) <= (tile, piece.block_begin - begin) < last:
+                    yield piece if piece.slot < 0 else piece._replace(slot=slot)
+                    slot += piece.slot >= 0
             tile, offset = tile + 1, 0
 
     def _request_of(self, tile: int, request: int) -> int:

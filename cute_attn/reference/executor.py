@@ -66,7 +66,7 @@ def execute(
     items = sorted(item for block in blocks for item in run.walker.items(block))
     for request, group in itertools.groupby(items, key=lambda item: item.request):
         run.request(request, list(group))
-    for split in plan.view.splits[: plan.num_split_tiles].tolist():
+    for split in run.walker.split_tiles():
         run.merge(*split)
     return run.out, run.lse
 

@@ -1,4 +1,5 @@
-"""`work.hpp`, compiled for the host, finds the same items as `cute_attn.abi.work`, to the bit."""
+"""`work.hpp` and `fixed_pieces.hpp`, compiled for the host, find the same items as
+`cute_attn.abi.work`, to the bit."""
 
 from __future__ import annotations
 
@@ -11,18 +12,19 @@ import pytest
 
 from cute_attn.abi import UNBOUNDED, WorkWalker
 from cute_attn.codegen.source import INCLUDE_DIR
-from cute_attn.scheduler import Geometry, Plan, RequestBatch, plan_batch
+from cute_attn.scheduler import Geometry, Plan, RequestBatch, plan_batch, plan_fixed_pieces
 
 COMPILER = next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler (g++, clang++ or c++)")
 
 # (tile_q, tile_kv, group) are template arguments; each case below is instantiated.
-SHAPES = ((16, 64, 4), (64, 32, 1), (128, 128, 8), (128, 64, 7), (64, 16, 3))
+SHAPES = ((16, 64, 4), (8, 64, 8), (64, 32, 1), (128, 128, 8), (128, 64, 7), (64, 16, 3))
 
 # What the CUDA headers provide and work.hpp uses.
 CONFIG = """
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #define CUTE_DEVICE
 #define CUTE_HOST_DEVICE
@@ -35,7 +37,22 @@ inline Index3 gridDim, blockIdx;
 PROGRAM = """
 #include <cstdio>
 #include <vector>
-#include <cute_attn/work.hpp>
+#include <cute_attn/fixed_pieces.hpp>
+
+template <int kTileQ, int kTileKV, int kGroup>
+void print_pieces(int const* plan, int num_kv_heads) {
+  for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
+    cute_attn::PieceWalker<kTileQ, kTileKV, kGroup> walker(plan, num_kv_heads);
+    cute_attn::FixedPiece item;
+    while (walker.next(item)) {
+      auto const& r = item.request;
+      std::printf("%u %d %d %d %d %d %d", blockIdx.x, r.batch(), item.kv_head, item.row_begin,
+                  item.block_begin, item.block_end, item.slot);
+      if (item.slot >= 0) std::printf(" of %d from %d", item.num_slots, item.first_slot);
+      std::printf("\\n");
+    }
+  }
+}
 
 template <int kTileQ, int kTileKV, int kGroup>
 void print_items(int const* plan, int num_kv_heads) {
@@ -72,7 +89,8 @@ int main(int, char** arguments) {
 """
 CASE = """
     if (tile_q == {0} && tile_kv == {1} && group == {2}) {{
-      print_items<{0}, {1}, {2}>(plan.data(), heads);
+      if (plan[14]) print_pieces<{0}, {1}, {2}>(plan.data(), heads);
+      else print_items<{0}, {1}, {2}>(plan.data(), heads);
       continue;
     }}"""
 
@@ -95,7 +113,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "twin"
 
 
-def random_plan(rng: np.random.Generator) -> Plan:
+def random_step(rng: np.random.Generator) -> tuple[RequestBatch, Geometry, int]:
     tile_q, tile_kv, group = SHAPES[rng.integers(len(SHAPES))]
     geometry = Geometry(
         tile_q,
@@ -109,14 +127,16 @@ def random_plan(rng: np.random.Generator) -> Plan:
     q_len = rng.choice([0, 1, 1, 2, 17, 300], count)
     if rng.random() < 0.4:
         q_len = np.minimum(q_len, 1)
-    kv_len = rng.choice([0, 1, 16, 97, 1024, 5000], count)
+    kv_len = rng.choice([0, 1, 16, 97, 1024, 5000, 200_000], count)
     first = RequestBatch.from_lengths(q_len, kv_len)
     positions = first.q_pos + rng.integers(-50, 50, count)
     requests = RequestBatch(first.q_start, q_len, first.kv_start, kv_len, q_pos=positions)
     blocks = int(rng.choice([1, 2, 7, 132]))
-    return plan_batch(
-        requests, geometry, blocks, min_piece=int(rng.integers(1, 4)), l2_budget=1 << 20
-    )
+    return requests, geometry, blocks
+
+
+def random_plan(rng: np.random.Generator) -> Plan:
+    return plan_batch(*random_step(rng), min_piece=int(rng.integers(1, 4)), l2_budget=1 << 20)
 
 
 def expected_text(plan: Plan) -> list[str]:
@@ -131,19 +151,43 @@ def expected_text(plan: Plan) -> list[str]:
     return lines + [f"split {' '.join(map(str, split))}" for split in splits]
 
 
+def run(program: Path, folder: Path, plans: list[Plan]) -> list[list[str]]:
+    """What the C++ text prints of each plan."""
+    data = b"".join(np.int32(p.buffer.size).tobytes() + p.buffer.tobytes() for p in plans)
+    (folder / "plans").write_bytes(data)
+    command = [program, folder / "plans"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    printed = result.stdout.split("plan\n")[1:]
+    assert len(printed) == len(plans)
+    return [text.splitlines() for text in printed]
+
+
 def test_both_texts_find_the_same_items(program: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(11)
     plans = [random_plan(rng) for _ in range(150)]
     assert any(plan.num_split_tiles for plan in plans)
     assert any(plan.num_whole_tiles for plan in plans)
     assert any(plan.view.get("places") for plan in plans)
-    data = b"".join(np.int32(p.buffer.size).tobytes() + p.buffer.tobytes() for p in plans)
-    (tmp_path / "plans").write_bytes(data)
-    result = subprocess.run(
-        [program, tmp_path / "plans"], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    printed = result.stdout.split("plan\n")[1:]
-    assert len(printed) == len(plans)
-    for text, plan in zip(printed, plans, strict=True):
-        assert text.splitlines() == expected_text(plan)
+    for lines, plan in zip(run(program, tmp_path, plans), plans, strict=True):
+        assert lines == expected_text(plan)
+
+
+def expected_pieces(plan: Plan) -> list[str]:
+    walker = WorkWalker(plan.view)
+    slots = {tile: f" of {size} from {first}" for tile, _, first, size in walker.split_tiles()}
+    lines = []
+    for block in range(walker.num_blocks):
+        for item in walker.items(block):
+            batch = plan.view.request(item.request).batch
+            numbers = (block, batch, item.kv_head, item.row_begin, *item[5:])
+            lines.append(" ".join(map(str, numbers)) + slots.get(item.tile, ""))
+    return lines
+
+
+def test_both_texts_find_the_same_fixed_pieces(program: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(12)
+    plans = [plan_fixed_pieces(*random_step(rng), in_kernel=True) for _ in range(150)]
+    assert sum(plan.num_split_tiles > 0 for plan in plans) > 40
+    for lines, plan in zip(run(program, tmp_path, plans), plans, strict=True):
+        assert lines == expected_pieces(plan)

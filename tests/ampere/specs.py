@@ -24,6 +24,7 @@ def make_spec(
     group: int = 1,
     variant: Variant | None = None,
     tile: Tile | None = None,
+    fixed_pieces: bool = False,
 ) -> KernelSpec:
     """A spec of common values, each of which can be replaced."""
     return KernelSpec(
@@ -36,6 +37,7 @@ def make_spec(
         group=group,
         variant=causal() if variant is None else variant,
         tile=tile or ampere.tiles(arch, schedule, head_dim),
+        fixed_pieces=fixed_pieces,
     )
 
 

@@ -34,6 +34,7 @@ REPRESENTATIVE = [
     make_spec("ampere_tile", arch="sm_90", head_dim=256, variant=causal() & sliding_window()),
     make_spec("ampere_decode", arch="sm_86", loader="paged", group=5),
     make_spec("ampere_decode", arch="sm_90", dtype="fp16", head_dim=256, variant=full()),
+    make_spec("ampere_decode", arch="sm_80", loader="paged", group=4, fixed_pieces=True),
 ]
 MATRIX = [
     make_spec(
@@ -41,6 +42,20 @@ MATRIX = [
     )
     for schedule, arch, dtype, head_dim, loader, variant in itertools.product(
         SCHEDULES, ARCHS, ("bf16", "fp16"), HEAD_DIMS, ("ragged", "paged"), (full(), causal())
+    )
+]
+FIXED_PIECES = [
+    make_spec(
+        "ampere_decode",
+        arch=arch,
+        head_dim=head_dim,
+        loader=loader,
+        group=4,
+        tile=ampere.tiles(arch, "ampere_decode", head_dim, rows),
+        fixed_pieces=True,
+    )
+    for arch, head_dim, loader, rows in itertools.product(
+        ("sm_86", "sm_90"), HEAD_DIMS, ("ragged", "paged"), (8, 16)
     )
 ]
 DECODE_TILES = [
@@ -76,7 +91,9 @@ def test_compiles_clean(spec: KernelSpec) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", list(dict.fromkeys(MATRIX + DECODE_TILES)), ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "spec", list(dict.fromkeys(MATRIX + DECODE_TILES + FIXED_PIECES)), ids=lambda s: s.name
+)
 def test_matrix_compiles_clean(spec: KernelSpec) -> None:
     assert_clean(spec)
 

@@ -8,7 +8,7 @@ import pytest
 
 from cute_attn import ampere
 from cute_attn.ampere.tiles import row_tiles
-from cute_attn.codegen.spec import KernelSpec, Tile
+from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
 from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
 from tests.ampere.specs import SCHEDULES, even_keys, make_spec
 
@@ -155,3 +155,18 @@ def test_decode_merges_split_tiles_itself() -> None:
     text = text_of(make_spec("ampere_decode", arch="sm_90"))
     assert "merge_pieces(params, item, smem.pieces);" in text
     assert "arrive_piece" not in text_of(make_spec("ampere_tile", arch="sm_90"))
+
+
+def test_fixed_pieces_are_walked_by_a_walker_of_their_own() -> None:
+    fixed = make_spec("ampere_decode", loader="paged", group=4, fixed_pieces=True)
+    plain = make_spec("ampere_decode", loader="paged", group=4)
+    text, plain_text = (ampere.emit(spec).text for spec in (fixed, plain))
+    assert "PieceWalker" in text and "arrive_at(item, params.arrivals)" in text
+    assert "Piece" not in plain_text.replace("PieceSlots", "")
+    assert fixed.name != plain.name and fixed.digest == plain.digest
+
+
+def test_only_decode_cuts_tiles_itself() -> None:
+    spec = make_spec("ampere_tile", fixed_pieces=True)
+    with pytest.raises(UnsupportedSpecError, match="'ampere_tile' does not cut tiles itself"):
+        ampere.emit(spec)

@@ -32,6 +32,7 @@ OTHER: dict[str, Any] = {
     "variant": full(),
     "tile": Tile(q=128, kv=64, stages=2, threads=384),
     "delays": True,
+    "fixed_pieces": True,
 }
 
 

@@ -15,10 +15,11 @@ struct PieceSlots {
 // Counts a piece whose partial result all threads of the block have written. One of them calls,
 // between two barriers: the partial results of others are visible behind the second one. The
 // counter is zero again after the last piece.
-CUTE_DEVICE PieceSlots arrive_piece(int32_t const* plan, int32_t* arrivals, Item const& item) {
-  Cut const& cut = Plan{plan, static_cast<int>(gridDim.x)}.cut(item.cut);
-  int32_t* const arrived = arrivals + cut.first_slot;
-  int32_t const num_slots = cut.num_slots;
+// `of_tile`: what knows the slots of all pieces of the tile.
+template <class Slots>
+CUTE_DEVICE PieceSlots arrive_at(Slots const& of_tile, int32_t* arrivals) {
+  int32_t* const arrived = arrivals + of_tile.first_slot;
+  int32_t const num_slots = of_tile.num_slots;
   int32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
                : "=r"(before)
@@ -26,7 +27,10 @@ CUTE_DEVICE PieceSlots arrive_piece(int32_t const* plan, int32_t* arrivals, Item
                : "memory");
   bool const last = before == num_slots - 1;
   if (last) *arrived = 0;
-  return {cut.first_slot, last ? num_slots : 0};
+  return {of_tile.first_slot, last ? num_slots : 0};
+}
+CUTE_DEVICE PieceSlots arrive_piece(int32_t const* plan, int32_t* arrivals, Item const& item) {
+  return arrive_at(Plan{plan, static_cast<int>(gridDim.x)}.cut(item.cut), arrivals);
 }
 
 // How the threads of a warp share rows of kHeadDim float32 elements: as many threads per row as

@@ -24,7 +24,8 @@ struct PlanHeader {
   int num_blocks;
   int first_listed_round;
   int places;
-  int reserved[2];
+  int fixed_pieces;
+  int reserved;
 };
 static_assert(sizeof(PlanHeader) == 64);
 
@@ -176,7 +177,7 @@ class WorkWalker {
     return true;
   }
 
- private:
+ protected:
   CUTE_DEVICE Start const& start() const { return plan_.start(blockIdx.x); }
 
   CUTE_DEVICE bool at_end() const {

@@ -8,15 +8,16 @@
 
 namespace cute_attn::ampere {
 
-template <int kTileQ, int kTileKV, int kGroup>
+template <int kTileQ, int kTileKV, int kGroup, template <int, int, int> class Walker = WorkWalker,
+          class WalkedItem = Item>
 struct WorkQueue {
-  WorkWalker<kTileQ, kTileKV, kGroup> walker;
-  Item items[2];    // the one in work and the next
-  bool present[2];  // false behind the last item
+  Walker<kTileQ, kTileKV, kGroup> walker;
+  WalkedItem items[2];  // the one in work and the next
+  bool present[2];      // false behind the last item
 
   CUTE_DEVICE void start(int const* plan, int num_kv_heads) {
     if (threadIdx.x != 0) return;
-    walker = WorkWalker<kTileQ, kTileKV, kGroup>(plan, num_kv_heads);
+    walker = Walker<kTileQ, kTileKV, kGroup>(plan, num_kv_heads);
     present[0] = walker.next(items[0]);
   }
 
