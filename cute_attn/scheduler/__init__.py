@@ -7,6 +7,7 @@ from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.cost import DEFAULT_COST, H200, CostModel, Gpu
 from cute_attn.scheduler.decode import DecodeCosts
 from cute_attn.scheduler.explain import Explanation, Launch, explain
+from cute_attn.scheduler.fixed_pieces import plan_fixed_pieces
 from cute_attn.scheduler.memory import PlanMemory
 from cute_attn.scheduler.min_heap import HeapAssignment, plan_min_heap
 from cute_attn.scheduler.plan import Plan
@@ -43,6 +44,7 @@ __all__ = [
     "explain",
     "max_slots",
     "plan_batch",
+    "plan_fixed_pieces",
     "plan_items",
     "plan_min_heap",
     "prefill_sms",

@@ -326,7 +326,7 @@ def _splits(plan: Plan, of_blocks: list[list[Item]], prices: Prices) -> tuple[Sp
                 pieces[item.tile][item.slot] = block
                 whole[item.tile] = item
     found = []
-    for tile, record, first_slot, num_slots in plan.view.splits[: plan.num_split_tiles].tolist():
+    for tile, record, first_slot, num_slots in WorkWalker(plan.view).split_tiles():
         item, in_order = whole[tile], sorted(pieces[tile].items())
         merge = prices.of_merge(record, num_slots)
         split = SplitTile(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from cute_attn.abi.plan import MAX_BATCH, REQUEST_FIELDS, IntArray, PlanLayout, PlanView
 from cute_attn.scheduler.batch import Geometry, RequestBatch
@@ -26,6 +29,8 @@ class Plan:
         block_costs: (num_blocks,) int64, model cost of each block, ns.
         merge_cost: model cost of the merge, ns; 0 if no tile is split.
         cost: the cost model that it was planned with.
+        resident_blocks: thread blocks that run at the same time, where there may be more of them;
+            None: all.
     """
 
     buffer: IntArray
@@ -38,6 +43,7 @@ class Plan:
     block_costs: Int64Array
     merge_cost: int
     cost: CostModel
+    resident_blocks: int | None = None
 
     @cached_property
     def view(self) -> PlanView:
@@ -57,16 +63,40 @@ class Plan:
         """Tile shape and visible band that it was made for."""
         return Geometry(*(self.view.get(field.name) for field in fields(Geometry)))
 
+    @cached_property
+    def waves(self) -> tuple[Int64Array, Int64Array]:
+        """(num_blocks,) which of the blocks that run at the same time each one follows, counted
+        from 0, and when it starts, ns: the device starts blocks in order as others end."""
+        count, costs = self.block_costs.size, self.block_costs
+        running = self.resident_blocks or count
+        place, start = np.arange(count), np.zeros(count, np.int64)
+        ends = [(cost, at) for at, cost in enumerate(costs[:running].tolist())]
+        heapq.heapify(ends)
+        for block in range(running, count):
+            start[block], place[block] = ends[0]
+            heapq.heapreplace(ends, (int(start[block] + costs[block]), int(place[block])))
+        return place, start
+
+    @property
+    def busy_costs(self) -> Int64Array:
+        """(resident_blocks,) `block_costs`, those that follow one another added up."""
+        place, start = self.waves
+        busy = np.zeros(min(self.resident_blocks or place.size, place.size), np.int64)
+        np.maximum.at(busy, place, start + self.block_costs)
+        return busy
+
     @property
     def imbalance(self) -> float:
-        """Cost of the busiest block over the mean; 1.0 is perfect."""
-        total = int(self.block_costs.sum())
-        return float(self.block_costs.max()) * self.block_costs.size / total if total else 1.0
+        """Cost of the busiest block over the mean; 1.0 is perfect. Of blocks that run at the same
+        time, with those that follow them."""
+        busy = self.busy_costs
+        total = int(busy.sum())
+        return float(busy.max()) * busy.size / total if total else 1.0
 
     @property
     def predicted_us(self) -> float:
         """Time by the cost model: the busiest block, then the merge. See also `simulate`."""
-        return (int(self.block_costs.max()) + self.merge_cost) / 1000
+        return (int(self.busy_costs.max()) + self.merge_cost) / 1000
 
     def explain(self, *, name: str = "one launch", blocks_per_sm: int = 1) -> Explanation:
         """Which thread block does what: `print` it, `plot` it, or read its fields.

@@ -100,8 +100,7 @@ def plan_batch(
     scheduler of the FlashInfer paper (arXiv 2501.01005, section 3.3), whose own algorithm is in
     `cute_attn.scheduler.min_heap`.
     """
-    if not 1 <= num_blocks < 1 << 16:
-        raise ValueError(f"num_blocks is {num_blocks}; it takes 1 .. {(1 << 16) - 1}")
+    capacity = check_arguments(requests, num_blocks, max_requests)
     if policy not in POLICIES:
         raise ValueError(f"policy is {policy!r}; known: {', '.join(POLICIES)}")
     if l2_budget < 0:
@@ -109,28 +108,35 @@ def plan_batch(
     if min_piece is not None and min_piece < 1:
         raise ValueError(f"min_piece is {min_piece}; it takes KV blocks, at least 1")
     n = requests.num_requests
-    capacity = n if max_requests is None else max_requests
-    if n > capacity:
-        raise ValueError(f"the batch has {n} requests but max_requests is {capacity}")
-
     key = (geometry, num_blocks, capacity, cost, policy, min_piece, l2_budget)
     if memory is not None and (plan := memory.recall(key, requests, geometry)) is not None:
         return plan
     records = sort_requests(requests, geometry, cost, l2_budget, min_piece)
     if records.most_q_tiles > 1 or n * geometry.num_kv_heads > _INT32_MAX:
-        _check_counts(requests, records, geometry)
+        check_counts(requests, records, geometry)
     runs = make_runs(records, geometry, cost)
     item = cost.item(geometry)
     best = _hand_out(records, runs, num_blocks, item, cost, split=policy == "balanced")
-    plan = _write(records, runs, geometry, best, PlanLayout(num_blocks, capacity), cost)
+    plan = write_plan(records, runs, geometry, best, PlanLayout(num_blocks, capacity), cost)
     if memory is not None:
         memory.keep(key, requests, records, plan)
     return plan
 
 
-def _check_counts(requests: RequestBatch, records: Records, geometry: Geometry) -> None:
+def check_arguments(requests: RequestBatch, num_blocks: int, max_requests: int | None) -> int:
+    """The capacity of the plan; raises if the grid is out of range or the capacity exceeded."""
+    if not 1 <= num_blocks < 1 << 16:
+        raise ValueError(f"num_blocks is {num_blocks}; it takes 1 .. {(1 << 16) - 1}")
+    n = requests.num_requests
+    capacity = n if max_requests is None else max_requests
+    if n > capacity:
+        raise ValueError(f"the batch has {n} requests but max_requests is {capacity}")
+    return capacity
+
+
+def check_counts(requests: RequestBatch, records: Records, geometry: Geometry) -> None:
     """Raises if what the kernels count in int32 does not fit."""
-    longest = int(requests.q_len.max())
+    longest = int(requests.q_len.max(initial=0))
     if longest * geometry.group > _INT32_MAX:
         raise ValueError(f"q_len {longest} times group must stay below 2^31")
     num_tiles = total(records.q_tiles, records.count) * geometry.num_kv_heads
@@ -218,11 +224,11 @@ def _offsets(num_blocks: int) -> tuple[int, int, int, int, int]:
 
 # The columns of a start that are copies of header fields, as indices of those; the others: a 0.
 _START_SOURCES = [
-    HEADER_FIELDS.index(name if name in HEADER_FIELDS else "reserved_14") for name in START_FIELDS
+    HEADER_FIELDS.index(name if name in HEADER_FIELDS else "reserved_15") for name in START_FIELDS
 ]
 
 
-def _write(
+def write_plan(
     records: Records,
     runs: Runs,
     geometry: Geometry,
@@ -254,7 +260,7 @@ def _write(
         "num_blocks": num_blocks,
         "first_listed_round": first_listed,
         "places": places_at if listed.size else 0,
-        "reserved_14": 0,
+        "fixed_pieces": 0,
         "reserved_15": 0,
     }
     assert tuple(values) == HEADER_FIELDS
