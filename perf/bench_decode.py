@@ -1,6 +1,6 @@
 """Decode over a paged cache (section C; section Q: a few tokens per request), GB/s of K and V.
 
-python -m perf.bench_decode [--quick] [--peers FILE]
+python -m perf.bench_decode [--quick] [--batch-invariant] [--peers FILE]
 """
 
 from __future__ import annotations
@@ -28,14 +28,21 @@ def selected(quick: bool, match: str) -> list[Case]:
 def main() -> int:
     parser = harness.parser("Decode benchmark, sections C and Q.")
     parser.add_argument("--schedule", help="force a kernel family")
+    harness.add_batch_invariant(parser)
     options = parser.parse_args()
     cases = selected(options.quick, options.match)
     name = f"decode-{options.schedule}" if options.schedule else "decode"
+    name += "-batch-invariant" * options.batch_invariant
     results = harness.open_records(
         name, options.out, cases[0].spec(harness.arch(), options.schedule)
     )
     for case in cases:
-        prepared = harness.prepare(case, rotate=True, schedule=options.schedule)
+        prepared = harness.prepare(
+            case,
+            rotate=True,
+            schedule=options.schedule,
+            batch_invariant=options.batch_invariant,
+        )
         err = harness.check(prepared)
         us_graph = harness.graph_us(prepared)
         us = harness.flushed_us(prepared, rep_ms=30)

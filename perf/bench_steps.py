@@ -1,7 +1,7 @@
 """Real steps (section T): sixteen continuous-batching steps of production traces, one call each;
 and a mixed batch (section X).
 
-    python -m perf.bench_steps [--quick] [--peers FILE]
+    python -m perf.bench_steps [--quick] [--batch-invariant] [--peers FILE]
 
 The floor of a step is the larger of its FLOPs at the matrix rate and its bytes (K, V, q, out) at
 the read rate that were measured on an H200 (796 TFLOP/s, 4,633 GB/s).
@@ -28,12 +28,15 @@ def floor_us(case: Case) -> float:
 
 
 def main() -> int:
-    options = harness.parser("Real steps and a mixed batch, sections T and X.").parse_args()
+    parser = harness.parser("Real steps and a mixed batch, sections T and X.")
+    harness.add_batch_invariant(parser)
+    options = parser.parse_args()
     cases = [case for case in [*steps(), *mixed()] if not options.quick or case.cfg in QUICK]
     cases = [case for case in cases if options.match in case.cfg]
-    results = harness.open_records("steps", options.out, cases[0].spec(harness.arch()))
+    name = "steps" + "-batch-invariant" * options.batch_invariant
+    results = harness.open_records(name, options.out, cases[0].spec(harness.arch()))
     for case in cases:
-        prepared = harness.prepare(case, rotate=True)
+        prepared = harness.prepare(case, rotate=True, batch_invariant=options.batch_invariant)
         err = harness.check(prepared)
         us_graph = harness.graph_us(prepared)
         us = harness.flushed_us(prepared, rep_ms=30)

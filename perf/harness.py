@@ -70,6 +70,7 @@ def prepare(
     rotate: bool = False,
     schedule: str | None = None,
     device: torch.device | None = None,
+    batch_invariant: bool = False,
 ) -> Prepared:
     """Makes random tensors and plans.
 
@@ -78,6 +79,7 @@ def prepare(
         rotate: as many caches as exceed L2, else one.
         schedule: force a kernel family.
         device: default: the current GPU.
+        batch_invariant: option of `BatchAttention`.
     """
     if device is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -114,6 +116,7 @@ def prepare(
         variant=case.variant,
         schedule=schedule,
         device=device,
+        batch_invariant=batch_invariant,
     )
     rows = indptr(case.q_lens)
     wrapper.plan(rows, kv_format, scalars=case.scalars)
@@ -303,6 +306,13 @@ def parser(description: str) -> argparse.ArgumentParser:
         "--peers", type=Path, default=joining.PEERS, help="a peers' file to compare with at the end"
     )
     return options
+
+
+def add_batch_invariant(options: argparse.ArgumentParser) -> None:
+    """The option of the benchmarks that can measure what batch invariance costs."""
+    options.add_argument(
+        "--batch-invariant", action="store_true", help="BatchAttention(batch_invariant=True)"
+    )
 
 
 def open_records(bench: str, path: Path | None, spec: KernelSpec) -> records.Records:

@@ -61,6 +61,10 @@ class BatchAttention:
         workspace: (bytes,) uint8 tensor on the device for partial results; default: allocated by
             plan(). `workspace_size` says how large. One workspace may serve many objects that run
             on one stream.
+        batch_invariant: the result of a request has the same bits whatever it is batched with: its
+            kernel and where its keys are split depend on its own lengths alone. Costs memory for
+            more partial results, which plan() allocates, and time: docs/batch_invariance.md. Not
+            with `workspace` and plan_on_device().
         schedule: force a kernel family: "hopper_tile", "ampere_tile" or "ampere_decode"; default:
             chosen by the device and the lengths at every plan().
 
@@ -88,6 +92,7 @@ class BatchAttention:
         max_pages: int | None = None,
         workspace: torch.Tensor | None = None,
         schedule: str | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         checks.head_counts(num_qo_heads, num_kv_heads)
         checks.positive("head_dim", head_dim)
@@ -120,10 +125,21 @@ class BatchAttention:
         if dtype not in known:
             raise TypeError(f"dtype is {dtype}; it takes {', '.join(map(str, known))}")
         if workspace is not None:
+            if batch_invariant:
+                raise ValueError(
+                    "workspace is given and batch_invariant is True; how much such plans need"
+                    " depends on the lengths: it takes None"
+                )
             _check_workspace(workspace, self._shape.device)
+        self._batch_invariant = batch_invariant
         self._backend: CpuBatch | CudaBatch
         if on_cpu:
-            self._backend = CpuBatch(self._shape, max_requests=max_requests, cuda_graph=cuda_graph)
+            self._backend = CpuBatch(
+                self._shape,
+                max_requests=max_requests,
+                cuda_graph=cuda_graph,
+                batch_invariant=batch_invariant,
+            )
         else:
             self._backend = CudaBatch(
                 self._shape,
@@ -131,6 +147,7 @@ class BatchAttention:
                 max_pages=max_pages,
                 cuda_graph=cuda_graph,
                 schedule=schedule,
+                batch_invariant=batch_invariant,
                 workspace=workspace,
             )
         self._handle: int | None = None
@@ -201,7 +218,14 @@ class BatchAttention:
 
         Args:
             page_size: tokens per page of the steps' KV, or None for ragged KV.
+
+        Raises:
+            ValueError: batch_invariant: it depends on the lengths.
         """
+        if self._batch_invariant:
+            raise ValueError(
+                "batch_invariant is True; what plan() allocates then depends on the lengths"
+            )
         if isinstance(self._backend, CpuBatch):
             return 0
         return self._backend.workspace_bytes(page_size)

@@ -10,7 +10,7 @@ import torch
 from cute_attn.api.shape import BatchShape, refuse_kv
 from cute_attn.api.step import DeviceStep, Step, make_step
 from cute_attn.reference import execute
-from cute_attn.scheduler import DEFAULT_COST, Geometry, Plan, plan_batch
+from cute_attn.scheduler import DEFAULT_COST, Geometry, Plan, plan_batch, plan_fixed_pieces
 
 _NUM_BLOCKS = 8
 _TILE_KV = 64
@@ -24,15 +24,24 @@ class CpuBatch:
         shape: sizes and options.
         max_requests: capacity, or None.
         cuda_graph: True lets q have more rows than planned, as on a GPU.
+        batch_invariant: tiles, and where they are cut, depend on each request alone.
 
     Attributes:
         plan_of_step: plan of the last step, or None.
     """
 
-    def __init__(self, shape: BatchShape, *, max_requests: int | None, cuda_graph: bool) -> None:
+    def __init__(
+        self,
+        shape: BatchShape,
+        *,
+        max_requests: int | None,
+        cuda_graph: bool,
+        batch_invariant: bool,
+    ) -> None:
         self._shape = shape
         self._max_requests = max_requests
         self._padded = cuda_graph
+        self._batch_invariant = batch_invariant
         key_bytes = (shape.head_dim_qk + shape.head_dim_vo) * shape.dtype.itemsize
         self._cost = replace(DEFAULT_COST, key_bytes=key_bytes)
         self._step: Step
@@ -47,25 +56,31 @@ class CpuBatch:
         """Plans a step for a grid of a few blocks."""
         shape, requests = self._shape, step.requests
         longest = int(requests.q_len.max(initial=0)) * shape.group
-        self.plan_of_step = plan_batch(
-            requests,
-            Geometry(
-                tile_q=_DECODE_ROWS if longest <= _DECODE_ROWS else _PREFILL_ROWS,
-                tile_kv=_TILE_KV,
-                group=shape.group,
-                num_kv_heads=shape.num_kv_heads,
-                window_left=step.band[0],
-                window_right=step.band[1],
-            ),
-            _NUM_BLOCKS,
-            max_requests=self._max_requests,
-            cost=self._cost,
+        few = longest <= _DECODE_ROWS and not self._batch_invariant
+        geometry = Geometry(
+            tile_q=_DECODE_ROWS if few else _PREFILL_ROWS,
+            tile_kv=_TILE_KV,
+            group=shape.group,
+            num_kv_heads=shape.num_kv_heads,
+            window_left=step.band[0],
+            window_right=step.band[1],
         )
+        most, cost = self._max_requests, self._cost
+        if self._batch_invariant:
+            self.plan_of_step = plan_fixed_pieces(
+                requests, geometry, _NUM_BLOCKS, in_kernel=True, max_requests=most, cost=cost
+            )
+        else:
+            self.plan_of_step = plan_batch(
+                requests, geometry, _NUM_BLOCKS, max_requests=most, cost=cost
+            )
         self._step = step
 
     def plan_on_device(self, step: DeviceStep) -> None:
         """As plan(); what a GPU would find wrong with the lengths is raised here."""
         shape, rows = self._shape, step.q_len * self._shape.group
+        if self._batch_invariant:
+            raise ValueError("batch_invariant is True; such steps are planned by plan()")
         if rows > _PREFILL_ROWS:
             raise ValueError(
                 f"q_len is {step.q_len}, which makes {rows} packed query rows (group"

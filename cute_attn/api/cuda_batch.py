@@ -21,25 +21,21 @@ import torch
 from cute_attn.api import checks, dispatch
 from cute_attn.api.captured import Captured
 from cute_attn.api.device_planner import DevicePlanner, check_device_step
+from cute_attn.api.fixed_plans import FixedPlans
 from cute_attn.api.kernel import Kernel
+from cute_attn.api.kernel_choice import KernelChoice
 from cute_attn.api.launch_set import LaunchSet, Paging
+from cute_attn.api.partials import PartialsAt, Workspace
 from cute_attn.api.plan_store import PlanStore
 from cute_attn.api.shape import BatchShape, refuse_kv
-from cute_attn.api.side_by_side import SideBySide, Split
+from cute_attn.api.side_by_side import Split, divide
 from cute_attn.api.step import AnyStep, DeviceStep, Step
 from cute_attn.api.stream_order import StreamOrder
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.formats import KVFormat
 from cute_attn.runtime.device import device_info
 from cute_attn.runtime.tensor_map import TensorMapEncoder
-from cute_attn.scheduler import (
-    ARRIVALS_BYTES,
-    Plan,
-    PlanMemory,
-    WorkspaceSize,
-    plan_batch,
-    workspace_size,
-)
+from cute_attn.scheduler import Plan, PlanMemory, WorkspaceSize, plan_batch, workspace_size
 
 _UNKNOWN: tuple[Any, Any] = (None, None)
 
@@ -59,6 +55,7 @@ class CudaBatch:
         max_requests, max_pages: capacities; None grows with the steps.
         cuda_graph: kernel, grid and addresses stay as the first plan chose them.
         schedule: kernel family to take, or None: chosen by the lengths.
+        batch_invariant: kernels and pieces depend on each request alone.
         workspace: (bytes,) uint8 on the device for partial results, or None.
         launch: 1 for the launch that runs beside another one.
 
@@ -75,6 +72,7 @@ class CudaBatch:
         max_pages: int | None,
         cuda_graph: bool,
         schedule: str | None,
+        batch_invariant: bool,
         workspace: torch.Tensor | None,
         launch: int = 0,
     ) -> None:
@@ -82,20 +80,24 @@ class CudaBatch:
         self._launch_number = launch
         self._dtype = shape.dtype
         self._max_requests = max_requests
+        self._max_pages = max_pages
         self._cuda_graph = cuda_graph
-        self._schedule = schedule
         self._given_workspace = workspace
         self._info = device_info(shape.device.index)
+        self._choice = KernelChoice(
+            shape, self._info, schedule=schedule, batch_invariant=batch_invariant
+        )
         self._index = self._info.index
         self._current_stream = torch._C._cuda_getCurrentRawStream
         self._current_device = torch._C._cuda_getDevice
         self._sets: dict[KernelSpec, LaunchSet] = {}
-        self._specs: dict[tuple[int | None, int, int, bool, str | None], KernelSpec] = {}
-        self._problems: dict[int | None, dispatch.Problem] = {}
         self._memory = PlanMemory()
         self._store = PlanStore(shape.device, max_requests, max_pages, fixed=cuda_graph)
         self._order = StreamOrder(shape.device)
-        self._workspace: torch.Tensor | None = None
+        self._workspace = Workspace(shape.device, workspace, launch)
+        self._fixed: FixedPlans | None = None
+        if batch_invariant:
+            self._fixed = FixedPlans(shape.device, max_requests, max_pages, cuda_graph=cuda_graph)
         self._captured = Captured()
         self._planner: DevicePlanner | None = None  # made by the first plan_on_device()
         self._planned = False
@@ -109,10 +111,8 @@ class CudaBatch:
         self._step: AnyStep
         self._decodes: CudaBatch | None = None  # made for the first step of two launches
         self._two_launches = False
-        self._partials_before = 0  # bytes of the first launch, where this is the second
-        self._splits: dict[int | None, SideBySide] = {}
         self._paging = Paging(0, None, 0)
-        self._partials: tuple[int, ...] = (0, 0)
+        self._partials = PartialsAt(0, 0, 0)
         self._has_merge = False
         self._q_known = self._out_known = self._lse_known = _UNKNOWN
         self._q_map: TensorMapEncoder | None = None  # of the known q, if its kernel takes one
@@ -139,13 +139,9 @@ class CudaBatch:
     def workspace_bytes(self, page_size: int | None) -> int:
         """What any step needs: that of prefill and decode side by side, or the larger of the two
         where there is one launch."""
-        specs = dispatch.all_specs(self._problem(page_size), self._schedule)
-        sizes = [self._size_of(spec) for spec in specs]
-        largest = max(size.total for size in sizes)
-        side_by_side = self._side_by_side(page_size)
-        if side_by_side is None or side_by_side.specs is None:
-            return largest
-        return largest + self._size_of(side_by_side.specs[1]).partials
+        specs, beside = self._choice.all_specs(page_size)
+        largest = max(self._size_of(spec).total for spec in specs)
+        return largest if beside is None else largest + self._size_of(beside).partials
 
     def plan(self, step: Step) -> None:
         """Plans a step and sends it to the device on the current stream, without waiting."""
@@ -164,9 +160,9 @@ class CudaBatch:
             if self._decodes is None:
                 self._decodes = self._new_decodes()
             first = self._prepare(split.prefill, split.prefill_sms)
-            self._decodes._partials_before = self._size_of(first.kernels.spec).partials
+            self._decodes._workspace.before = self._size_of(first.kernels.spec).partials
             others = self._info.num_sms - split.prefill_sms
-            second = self._decodes._prepare(split.decode, others)
+            second = self._decodes._prepare(split.decode, others or self._info.num_sms)
             self._commit(split.prefill, first, first=True)
             table = self._store.table_address
             self._decodes._commit(split.decode, second, table_address=table)
@@ -174,9 +170,11 @@ class CudaBatch:
 
     def plan_on_device(self, step: DeviceStep) -> None:
         """Launches the planner on the current stream, for the kernel that the first plan chose."""
+        if self._fixed is not None:
+            raise ValueError("batch_invariant is True; such steps are planned by plan()")
         kernels, kv = self._set, step.kv_format
         if step.page_size != self._step.page_size:
-            raise ValueError(_other_format(step, self._step))
+            raise ValueError(_other_kernel(step, self._step))
         geometry = dispatch.geometry(kernels.spec, self._shape.num_kv_heads, step.band)
         check_device_step(step, geometry, self._num_blocks)
         table = kv.page_table
@@ -205,31 +203,27 @@ class CudaBatch:
         if self._planner is not None:
             self._planner.check()
 
-    def _side_by_side(self, page_size: int | None) -> SideBySide | None:
-        """None where the user chose the kernel, or captures one."""
-        if self._cuda_graph or self._schedule is not None:
-            return None
-        found = self._splits.get(page_size)
-        if found is None:
-            problem, sms = self._problem(page_size), self._info.num_sms
-            found = self._splits[page_size] = SideBySide(problem, self._shape.num_kv_heads, sms)
-        return found
-
     def _split(self, step: Step) -> Split | None:
-        """The step in two launches, if that is better than one."""
+        """The step in two launches, if that is better than one, or what graphs have captured."""
         count, most = step.requests.num_requests, self._max_requests
         if most is not None and count > most:
             return None  # to be refused
-        side_by_side = self._side_by_side(step.page_size)
-        return None if side_by_side is None else side_by_side.split(step)
+        if self._cuda_graph and self._fixed is None:
+            return None
+        split = self._choice.split(step)
+        if self._cuda_graph and (self._two_launches if self._planned else split is not None):
+            # Whatever the lengths of later steps: on all SMs, one after the other.
+            return divide(step, self._shape.group, self._info.num_sms)
+        return None if self._cuda_graph else split
 
     def _new_decodes(self) -> CudaBatch:
         return CudaBatch(
             self._shape,
             max_requests=self._max_requests,
-            max_pages=None,
-            cuda_graph=False,
+            max_pages=self._max_pages,
+            cuda_graph=self._cuda_graph,
             schedule=dispatch.AMPERE_DECODE,
+            batch_invariant=self._fixed is not None,
             workspace=self._given_workspace,
             launch=1,
         )
@@ -238,21 +232,26 @@ class CudaBatch:
         """Kernel and plan of one launch on `num_sms` SMs."""
         spec = self._spec_of(step, num_sms)
         self._captured.check(step)
-        self._check_workspace(spec)
+        if self._fixed is None:
+            self._workspace.check(self._size_of(spec), spec.schedule)
         kernels = self._sets.get(spec)
         if kernels is None:
-            largest = self._info.num_sms * spec.tile.blocks_per_sm
             beside = self._launch_number > 0
-            kernels = LaunchSet(spec, self._shape, largest, self._index, beside=beside)
+            kernels = LaunchSet(spec, self._shape, self._index, beside=beside)
             self._sets[spec] = kernels
-        plan = plan_batch(
-            step.requests,
-            dispatch.geometry(spec, self._shape.num_kv_heads, step.band),
-            num_sms * spec.tile.blocks_per_sm,
-            max_requests=self._max_requests,
-            cost=kernels.cost,
-            memory=self._memory,
-        )
+        geometry = dispatch.geometry(spec, self._shape.num_kv_heads, step.band)
+        blocks = num_sms * spec.tile.blocks_per_sm
+        if self._fixed is not None:
+            plan = self._fixed.plan(step, spec, geometry, blocks, kernels.cost)
+        else:
+            plan = plan_batch(
+                step.requests,
+                geometry,
+                blocks,
+                max_requests=self._max_requests,
+                cost=kernels.cost,
+                memory=self._memory,
+            )
         return _Prepared(kernels, plan)
 
     def _commit(
@@ -269,9 +268,13 @@ class CudaBatch:
         kernels, plan = prepared
         spec = kernels.spec
         if self._cuda_graph:
-            self._captured.check_table(self._store.table_place(plan, step))
+            place = table_address or self._store.table_place(plan, step)
+            self._captured.check_table(place)
         self._order.before_plan()
-        self._partials = self._reserve_workspace(spec)
+        if self._fixed is None:
+            self._partials = self._workspace.reserve(self._size_of(spec))
+        else:
+            self._partials = self._fixed.commit(plan, step, spec)
         self._store.write(plan, step)
         self._set, self._planned = kernels, True
         self._launch = kernels.launch_first if first else kernels.launch
@@ -293,42 +296,17 @@ class CudaBatch:
     def _spec_of(self, step: Step, num_sms: int) -> KernelSpec:
         """The step's kernel on so many SMs; in graph mode the one of the first plan."""
         first = self._set.spec if self._cuda_graph and self._planned else None
-        requests = step.requests
-        longest = int(requests.q_len.max(initial=0)) * self._shape.group
-        heads = self._shape.num_kv_heads
-        tiles = dispatch.tiles_per_sm(requests.q_len, longest, heads, num_sms)
-        # Of larger numbers it does not matter how large they are.
-        rows, tiles = min(longest, dispatch.SMALL_ROWS + 1), min(tiles, dispatch.FEW_TILES + 1)
-        schedule = self._schedule if first is None else first.schedule
-        problem = self._problem(step.page_size)
-        long = dispatch.is_long(problem, requests.q_len, requests.kv_len, step.band)
-        key = (step.page_size, rows, tiles, long, schedule)
-        spec = self._specs.get(key)
-        if spec is None:
-            spec = self._specs[key] = dispatch.choose(
-                problem, rows=rows, tiles_per_sm=tiles, long=long, schedule=schedule
-            )
-        if first is not None:
+        if first is None:
+            return self._choice.spec_of(step, num_sms)
+        if self._fixed is not None and not step.requests.q_len.any():
+            spec = first
+        else:
+            spec = self._choice.spec_of(step, num_sms, first.schedule)
+        if self._fixed is None:
             spec = replace(spec, tile=first.tile)  # whatever the lengths: the kernel is captured
-        if first is not None and (spec != first or step.page_size != self._step.page_size):
-            raise ValueError(_other_format(step, self._step))
+        if spec != first or step.page_size != self._step.page_size:
+            raise ValueError(_other_kernel(step, self._step))
         return spec
-
-    def _problem(self, page_size: int | None) -> dispatch.Problem:
-        found = self._problems.get(page_size)
-        if found is not None:
-            return found
-        shape = self._shape
-        found = self._problems[page_size] = dispatch.Problem(
-            arch=self._info.arch,
-            dtype=checks.DTYPE_NAMES[shape.dtype],
-            head_dim_qk=shape.head_dim_qk,
-            head_dim_vo=shape.head_dim_vo,
-            group=shape.group,
-            variant=shape.variant,
-            page_size=page_size,
-        )
-        return found
 
     def _size_of(self, spec: KernelSpec) -> WorkspaceSize:
         return workspace_size(
@@ -337,36 +315,6 @@ class CudaBatch:
             tile_q=spec.tile.q,
             head_dim_vo=spec.head_dim_vo,
         )
-
-    def _check_workspace(self, spec: KernelSpec) -> None:
-        given = self._given_workspace
-        if given is None:
-            return
-        needed = self._size_of(spec).total + self._partials_before
-        if given.numel() < needed:
-            raise ValueError(
-                f"workspace has {given.numel()} bytes; {spec.schedule} needs {needed}"
-                " (ask workspace_size() before planning)"
-            )
-
-    def _reserve_workspace(self, spec: KernelSpec) -> tuple[int, ...]:
-        """Addresses of partial_out and partial_lse, and of arrivals if the kernel counts them."""
-        size = self._size_of(spec)
-        before = self._workspace
-        at = 0  # partial results of another launch in the same workspace
-        if self._given_workspace is not None:
-            self._workspace, at = self._given_workspace, self._partials_before
-        elif before is None or before.numel() < size.total:
-            self._workspace = torch.empty(size.total, dtype=torch.uint8, device=self._shape.device)
-        assert self._workspace is not None
-        if self._workspace is not before:
-            self._workspace[:ARRIVALS_BYTES].zero_()  # from now on the kernels keep them at zero
-        base = self._workspace.data_ptr()
-        offsets = size.offsets_of(self._launch_number, at)
-        arrivals, partial_out, partial_lse = (base + offset for offset in offsets)
-        if spec.fuses_merge:
-            return partial_out, partial_lse, arrivals
-        return partial_out, partial_lse
 
     # ------------------------------------------------------------------ run
 
@@ -393,7 +341,7 @@ class CudaBatch:
             or q.get_device() != index
         ):
             self._shape.check_q(q, self._step.q_rows, padded=self._cuda_graph)
-            self._q_map, self._q_spare = kernels.q_map(q), 0 if len(q) else self._partials[0]
+            self._q_map, self._q_spare = kernels.q_map(q), 0 if len(q) else self._partials.out
             self._q_known, self._row_fields = (q.shape, q.stride()), None
             self._out_known = self._lse_known = _UNKNOWN  # as many rows as q
         if out is None:
@@ -425,9 +373,9 @@ class CudaBatch:
 
         binding = kernels.bindings.get((k.data_ptr(), 0 if v is None else v.data_ptr()))
         if binding is None or not binding.fits(k, v):
-            binding = kernels.bind(k, v, self._step, self._paging, self._partials[0])
+            binding = kernels.bind(k, v, self._step, self._paging, self._partials.out)
         elif binding.paging is not self._paging:
-            kernels.rebind(binding, k, v, self._step, self._paging, self._partials[0])
+            kernels.rebind(binding, k, v, self._step, self._paging, self._partials.out)
         if binding.capacity < self._step.kv_needed:
             refuse_kv(self._step, binding.capacity)
         if binding.scalars is not scalars:
@@ -456,7 +404,8 @@ class CudaBatch:
         if self._after_planner and not other_stream:
             self._launch, self._after_planner = kernels.launch, False
         if self._has_merge:
-            kernels.run_merge(stream, out_address, lse_address, self._merge_fields)
+            fields = self._merge_fields
+            kernels.run_merge(self._num_blocks, stream, out_address, lse_address, fields)
         if self._two_launches:
             assert self._decodes is not None
             self._decodes.run(q, k, v, out, lse, False, scalars)
@@ -467,7 +416,8 @@ class CudaBatch:
     def _set_row_fields(self, q: torch.Tensor, out: torch.Tensor) -> tuple[int, ...]:
         plan, out_strides = self._store.plan_address, out.stride()[:2]
         q_strides = q.stride()[:2] if self._q_map is None else ()
-        self._row_fields = (plan, *self._partials, *q_strides, *out_strides)
+        partials = self._partials if self._set.spec.fuses_merge else self._partials[:2]
+        self._row_fields = (plan, *partials, *q_strides, *out_strides)
         self._merge_fields = (plan, *self._partials[:2], *out_strides)
         return self._row_fields
 
@@ -476,7 +426,13 @@ class CudaBatch:
         self._order.before_run(self._store.uploaded)
 
 
-def _other_format(step: AnyStep, first: AnyStep) -> str:
+def _other_kernel(step: AnyStep, first: AnyStep) -> str:
+    if step.page_size == first.page_size:
+        return (
+            "the step has another kernel than the first plan of this cuda_graph=True object: with"
+            " batch_invariant=True make the first plan one of decodes for graphs of decodes, and"
+            " one of both for graphs of prefill and decode"
+        )
     return (
         f"the step has {_format(step)}, but the first plan of this cuda_graph=True object had"
         f" {_format(first)}; make one object per KV format"

@@ -83,19 +83,22 @@ class Binding:
 class Merge:
     """The merge kernel that follows an attention kernel which does not merge itself."""
 
-    def __init__(self, spec: KernelSpec, shape: BatchShape, num_blocks: int, index: int) -> None:
+    def __init__(self, spec: KernelSpec, shape: BatchShape, index: int) -> None:
         self.kernel = build_generated(merge_of(spec))
         self._launch = self.kernel.launcher(index).launch
-        self._grid = merge_grid(spec.head_dim_vo, spec.tile.q, num_blocks)
+        self._spec = spec
         self._arguments = self.kernel.arguments()
         self._arguments.set(num_kv_heads=shape.num_kv_heads)
         rows = FieldWriter(self.kernel.generated.params, _MERGE_ROWS)
         self._pack_rows, self._rows_offset = rows.pack_into, rows.offset
 
-    def run(self, stream: int, out: int, lse: int, fields: tuple[int, ...]) -> None:
+    def run(
+        self, num_blocks: int, stream: int, out: int, lse: int, fields: tuple[int, ...]
+    ) -> None:
         """Launches it; see `LaunchSet.run_merge`."""
         self._pack_rows(self._arguments.view, self._rows_offset, out, lse, *fields)
-        self._launch(self._grid, stream, self._arguments.address)
+        grid = merge_grid(self._spec.head_dim_vo, self._spec.tile.q, num_blocks)
+        self._launch(grid, stream, self._arguments.address)
 
 
 class LaunchSet:
@@ -104,7 +107,6 @@ class LaunchSet:
     Args:
         spec: of the attention kernel.
         shape: sizes and options.
-        num_blocks: largest grid of the attention kernel.
         index: GPU.
         beside: the kernel runs beside the launch before it, which `launch_first` has launched.
     """
@@ -113,7 +115,6 @@ class LaunchSet:
         self,
         spec: KernelSpec,
         shape: BatchShape,
-        num_blocks: int,
         index: int,
         *,
         beside: bool = False,
@@ -129,7 +130,7 @@ class LaunchSet:
         self.launch = self.kernel.launcher(index).launch
         self._index = index
         self._beside = beside
-        self._merge = None if spec.fuses_merge else Merge(spec, shape, num_blocks, index)
+        self._merge = None if spec.fuses_merge else Merge(spec, shape, index)
         self._shape = shape
         self._params = self.kernel.generated.params
         names = tuple(name for name in _ROWS if name in self._params.offsets)
@@ -150,10 +151,13 @@ class LaunchSet:
         that starts after it, and does not wait, finds that ended as well."""
         return self.kernel.launcher(self._index, overlap=False).launch
 
-    def run_merge(self, stream: int, out: int, lse: int, fields: tuple[int, ...]) -> None:
-        """Launches the merge. `fields`: what follows out and lse in its argument block."""
+    def run_merge(
+        self, num_blocks: int, stream: int, out: int, lse: int, fields: tuple[int, ...]
+    ) -> None:
+        """Launches the merge for a plan of `num_blocks` thread blocks. `fields`: what follows out
+        and lse in its argument block."""
         assert self._merge is not None
-        self._merge.run(stream, out, lse, fields)
+        self._merge.run(num_blocks, stream, out, lse, fields)
 
     def q_map(self, q: torch.Tensor) -> TensorMapEncoder | None:
         """Of tensors shaped like q; None if the kernel takes q by pointer and strides."""

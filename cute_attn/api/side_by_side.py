@@ -55,22 +55,33 @@ class SideBySide:
         if self.specs is None:
             return None
         prefill, decode = self.specs
-        requests = step.requests
-        small = requests.q_len * prefill.group <= dispatch.SMALL_ROWS
-        if bool(small.all()) or not bool(small.any()):
+        split = divide(step, prefill.group)
+        if 0 in (split.prefill.requests.num_requests, split.decode.requests.num_requests):
             return None
-        parts = requests.select(~small), requests.select(small)
         sms = prefill_sms(
-            *parts,
+            split.prefill.requests,
+            split.decode.requests,
             dispatch.geometry(prefill, self._num_kv_heads, step.band),
             self._cost,
             num_sms=self._num_sms,
             decode_blocks_per_sm=decode.tile.blocks_per_sm,
         )
-        if sms is None:
-            return None
-        of_prefill = replace(step, requests=parts[0])
-        return Split(of_prefill, replace(step, requests=parts[1], page_table=None), sms)
+        return None if sms is None else split._replace(prefill_sms=sms)
+
+
+def divide(step: Step, group: int, prefill_sms: int = 0) -> Split:
+    """The step in requests that are prefilled and requests that are decoded.
+
+    Args:
+        step: all of it; a part may be empty.
+        group: query heads per KV head.
+        prefill_sms: SMs of the first part.
+    """
+    requests = step.requests
+    small = requests.q_len * group <= dispatch.SMALL_ROWS
+    prefill = replace(step, requests=requests.select(~small))
+    decode = replace(step, requests=requests.select(small), page_table=None)
+    return Split(prefill, decode, prefill_sms)
 
 
 def _kernels(problem: dispatch.Problem) -> tuple[KernelSpec, KernelSpec] | None:

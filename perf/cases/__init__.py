@@ -29,6 +29,9 @@ __all__ = [
 ]
 
 
+_INVARIANT_SECTIONS = ("C", "Q", "T", "X")
+
+
 def all_cases() -> list[Case]:
     """Cases of all benchmarks."""
     return [*prefill(), *decode(), *few_tokens(), *steps(), *mixed()]
@@ -37,8 +40,8 @@ def all_cases() -> list[Case]:
 def all_specs(arch: str, sections: Collection[str] = ()) -> list[KernelSpec]:
     """Attention kernels of all benchmarks, or of some sections; none twice.
 
-    Section A also with the Ampere-style tile kernel (bench_prefill --schedule). Cases that have no
-    kernel on `arch` are left out.
+    Section A also with the Ampere-style tile kernel (bench_prefill --schedule), decode and steps
+    also with the kernels of --batch-invariant. Cases that have no kernel on `arch` are left out.
     """
     wanted = [case for case in all_cases() if not sections or case.sec in sections]
     pairs: list[tuple[Case, str | None]] = [(case, None) for case in wanted]
@@ -50,4 +53,6 @@ def all_specs(arch: str, sections: Collection[str] = ()) -> list[KernelSpec]:
         except UnsupportedSpecError:
             continue
         specs.setdefault(spec.name, spec)
+        if case.sec in _INVARIANT_SECTIONS:
+            specs |= {spec.name: spec for spec in case.invariant_specs(arch)}
     return list(specs.values())

@@ -14,6 +14,7 @@ import numpy as np
 
 from cute_attn import KernelSpec, Problem, Variant, causal, choose, full, sliding_window
 from cute_attn.api.dispatch import is_long, tiles_per_sm
+from cute_attn.api.fixed_kernels import FixedKernels
 from cute_attn.scheduler.cost import H200
 
 NOMINAL_SECTIONS = ("A", "A16", "H", "M")
@@ -128,7 +129,20 @@ class Case:
         Raises:
             UnsupportedSpecError: there is none.
         """
-        problem = Problem(
+        problem = self._problem(arch)
+        band = self.variant.band.resolve(self.variant.values(self.scalars))
+        long = is_long(problem, np.array(self.q_lens), np.array(self.kv_lens), band)
+        rows, q_len = max(self.q_lens) * self.group, np.array(self.q_lens)
+        tiles = tiles_per_sm(q_len, rows, self.num_kv_heads, H200.sms)
+        return choose(problem, rows=rows, tiles_per_sm=tiles, long=long, schedule=schedule)
+
+    def invariant_specs(self, arch: str) -> list[KernelSpec]:
+        """The kernels that serve it with batch_invariant=True, some perhaps not needed."""
+        kernels = FixedKernels(self._problem(arch), self.num_kv_heads, H200.sms, None)
+        return [kernels.prefill, kernels.decode] if max(self.q_lens) > 1 else [kernels.decode]
+
+    def _problem(self, arch: str) -> Problem:
+        return Problem(
             arch,
             self.dtype,
             self.head_dim,
@@ -137,11 +151,6 @@ class Case:
             self.variant,
             self.page_size,
         )
-        band = self.variant.band.resolve(self.variant.values(self.scalars))
-        long = is_long(problem, np.array(self.q_lens), np.array(self.kv_lens), band)
-        rows, q_len = max(self.q_lens) * self.group, np.array(self.q_lens)
-        tiles = tiles_per_sm(q_len, rows, self.num_kv_heads, H200.sms)
-        return choose(problem, rows=rows, tiles_per_sm=tiles, long=long, schedule=schedule)
 
 
 def _seen(rows: int, limit: int) -> int:

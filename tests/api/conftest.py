@@ -49,14 +49,17 @@ class FakeGpu:
 
     def batch(self, *sizes: int, **options: Any) -> BatchAttention:
         """A `BatchAttention` on this GPU; its tensors are CPU tensors."""
-        own = ("cuda_graph", "max_requests", "max_pages", "workspace", "schedule")
+        flags, capacities = ("cuda_graph", "batch_invariant"), ("max_requests", "max_pages")
+        own = (*flags, *capacities, "workspace", "schedule")
         made = BatchAttention(
             *sizes, device="cpu", **{k: v for k, v in options.items() if k not in own}
         )
         backend_options: dict[str, Any] = {name: options.get(name) for name in own}
-        backend_options["cuda_graph"] = bool(options.get("cuda_graph"))
+        for name in flags:
+            backend_options[name] = bool(options.get(name))
         made._backend = cuda_batch.CudaBatch(made._shape, **backend_options)
         made._cuda_graph = backend_options["cuda_graph"]
+        made._batch_invariant = backend_options["batch_invariant"]
         return made
 
 

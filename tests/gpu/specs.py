@@ -24,6 +24,7 @@ from cute_attn import (
 )
 from cute_attn.abi import UNBOUNDED
 from cute_attn.api.dispatch import all_specs, is_long, tiles_per_sm
+from cute_attn.api.fixed_kernels import FixedKernels
 from cute_attn.codegen.kernels import (
     emit_append,
     emit_merge,
@@ -135,6 +136,7 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
         choose(serving_problem(arch, 16), rows=None, schedule="ampere_tile"),
     ]
     specs += all_specs(replace(serving_problem(arch, 16), variant=causal() & sliding_window()))
+    specs += invariant_kernels(arch)
     if arch == "sm_90a":  # see test_rising, test_neighbours, test_queries
         for case in stress.DECODES:
             every = all_specs(problem_of(case, arch))
@@ -158,6 +160,15 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
         *(emit_merge_states(own, dtype, dim) for dtype, dim in STATES),
         *planner_kernels(arch),
     ]
+
+
+def invariant_kernels(arch: str) -> list[KernelSpec]:
+    """Of test_batch_invariant."""
+    specs = []
+    for page_size, schedule in product((16, 3, None), (None, "ampere_tile", "ampere_decode")):
+        kernels = FixedKernels(serving_problem(arch, page_size), 2, H200.sms, schedule)
+        specs += [kernels.prefill, kernels.decode]
+    return specs
 
 
 def planner_kernels(arch: str) -> list[GeneratedKernel]:

@@ -1,0 +1,109 @@
+"""Which kernels serve the steps of one `BatchAttention` on a GPU: `dispatch`, remembered.
+
+By the lengths of the step, or, for batch invariance, by each request alone (`fixed_kernels`).
+"""
+
+from __future__ import annotations
+
+from cute_attn.api import checks, dispatch
+from cute_attn.api.fixed_kernels import FixedKernels
+from cute_attn.api.shape import BatchShape
+from cute_attn.api.side_by_side import SideBySide, Split
+from cute_attn.api.step import Step
+from cute_attn.codegen.spec import KernelSpec
+from cute_attn.runtime.device import DeviceInfo
+
+
+class KernelChoice:
+    """Kernels by page size and lengths.
+
+    Args:
+        shape: sizes and options.
+        info: the device.
+        schedule: kernel family to take, or None: chosen by the lengths.
+        batch_invariant: choose by each request alone.
+    """
+
+    def __init__(
+        self, shape: BatchShape, info: DeviceInfo, *, schedule: str | None, batch_invariant: bool
+    ) -> None:
+        self._shape = shape
+        self._info = info
+        self._schedule = schedule
+        self._batch_invariant = batch_invariant
+        self._problems: dict[int | None, dispatch.Problem] = {}
+        self._specs: dict[tuple[int | None, int, int, bool, str | None], KernelSpec] = {}
+        self._splits: dict[int | None, SideBySide] = {}
+        self._fixed: dict[int | None, FixedKernels] = {}
+
+    def spec_of(self, step: Step, num_sms: int, schedule: str | None = None) -> KernelSpec:
+        """The kernel of a step on so many SMs; `schedule`: of this family.
+
+        Raises:
+            UnsupportedSpecError: there is none.
+        """
+        if self._batch_invariant:
+            return self._fixed_kernels(step.page_size).spec_of(step.requests)
+        requests = step.requests
+        longest = int(requests.q_len.max(initial=0)) * self._shape.group
+        heads = self._shape.num_kv_heads
+        tiles = dispatch.tiles_per_sm(requests.q_len, longest, heads, num_sms)
+        # Of larger numbers it does not matter how large they are.
+        rows, tiles = min(longest, dispatch.SMALL_ROWS + 1), min(tiles, dispatch.FEW_TILES + 1)
+        problem, schedule = self._problem(step.page_size), schedule or self._schedule
+        long = dispatch.is_long(problem, requests.q_len, requests.kv_len, step.band)
+        key = (step.page_size, rows, tiles, long, schedule)
+        spec = self._specs.get(key)
+        if spec is None:
+            spec = self._specs[key] = dispatch.choose(
+                problem, rows=rows, tiles_per_sm=tiles, long=long, schedule=schedule
+            )
+        return spec
+
+    def split(self, step: Step) -> Split | None:
+        """The step in two launches, if it is one."""
+        if self._batch_invariant:
+            return self._fixed_kernels(step.page_size).split(step)
+        if self._schedule is not None:
+            return None
+        return self._side_by_side(step.page_size).split(step)
+
+    def all_specs(self, page_size: int | None) -> tuple[list[KernelSpec], KernelSpec | None]:
+        """Every kernel that some step takes, and the one that may run beside another."""
+        specs = dispatch.all_specs(self._problem(page_size), self._schedule)
+        if self._schedule is not None:
+            return specs, None
+        pair = self._side_by_side(page_size).specs
+        return specs, None if pair is None else pair[1]
+
+    def _side_by_side(self, page_size: int | None) -> SideBySide:
+        found = self._splits.get(page_size)
+        if found is None:
+            problem, sms = self._problem(page_size), self._info.num_sms
+            found = self._splits[page_size] = SideBySide(problem, self._shape.num_kv_heads, sms)
+        return found
+
+    def _fixed_kernels(self, page_size: int | None) -> FixedKernels:
+        found = self._fixed.get(page_size)
+        if found is None:
+            problem, sms = self._problem(page_size), self._info.num_sms
+            found = self._fixed[page_size] = FixedKernels(
+                problem, self._shape.num_kv_heads, sms, self._schedule
+            )
+        return found
+
+    def _problem(self, page_size: int | None) -> dispatch.Problem:
+        found = self._problems.get(page_size)
+        if found is not None:
+            return found
+        shape = self._shape
+        found = self._problems[page_size] = dispatch.Problem(
+            arch=self._info.arch,
+            dtype=checks.DTYPE_NAMES[shape.dtype],
+            head_dim_qk=shape.head_dim_qk,
+            head_dim_vo=shape.head_dim_vo,
+            group=shape.group,
+            variant=shape.variant,
+            page_size=page_size,
+        )
+        return found
