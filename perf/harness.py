@@ -139,9 +139,9 @@ def page_format(kv_lens: tuple[int, ...], page_size: int) -> tuple[PagedKV, list
     return kv_format, list(order.split(counts))
 
 
-def keys_of(prepared: Prepared, request: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of one request from the first cache: (kv_len, num_kv_heads, head_dim) each."""
-    case, cache = prepared.case, prepared.caches[0]
+def keys_of(prepared: Prepared, request: int, number: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of one request from one of the caches: (kv_len, num_kv_heads, head_dim) each."""
+    case, cache = prepared.case, prepared.caches[number]
     length = case.kv_lens[request]
     if prepared.pages is None:
         begin = sum(case.kv_lens[:request])
@@ -244,19 +244,35 @@ def graph_us(prepared: Prepared, *, budget_us: float = 100_000) -> float:
 
     The median of 3 to 20 replays, as many as `budget_us` holds.
     """
-    count = len(prepared.caches)
+    return graphs_us({"": prepared.run}, len(prepared.caches), budget_us=budget_us)[""]
+
+
+def graphs_us(
+    calls: Mapping[str, Callable[[int], object]], count: int, *, budget_us: float = 100_000
+) -> dict[str, float]:
+    """`graph_us` of several calls, which take the number of one of `count` caches; in turns."""
     runs = count * max(1, -(-GRAPH_RUNS // count))
+    graphs = {name: captured(call, count, runs) for name, call in calls.items()}
+    slowest = max(replay_us(graph) for graph in graphs.values())
+    replays = int(min(20, max(3, budget_us / slowest)))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(replays):
+        for name, graph in graphs.items():
+            times[name].append(replay_us(graph))
+    return {name: statistics.median(own) / runs for name, own in times.items()}
+
+
+def captured(call: Callable[[int], object], count: int, runs: int) -> torch.cuda.CUDAGraph:
+    """A graph of `runs` calls over `count` caches, replayed once."""
     for index in range(count):  # argument blocks and tensor maps of all caches
-        prepared.run(index)
+        call(index)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for index in range(runs):
-            prepared.run(index)
+            call(index)
     graph.replay()
-    first = replay_us(graph)
-    replays = int(min(20, max(3, budget_us / first)))
-    return statistics.median(replay_us(graph) for _ in range(replays)) / runs
+    return graph
 
 
 def replay_us(graph: torch.cuda.CUDAGraph) -> float:

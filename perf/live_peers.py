@@ -1,22 +1,27 @@
-"""Peers in the same run, so that clocks are alike: cuDNN through torch, and FlashAttention-3.
+"""Peers in the same run, so that clocks and memory are alike: cuDNN (torch), FlashAttention-3.
 
-They take the tensors of a dense case of ours (equal lengths, ragged KV). Whatever one of them
-refuses (a shape, a mask, a missing library) is skipped by the caller with the reason printed.
+In prefill they take the tensors of a dense case of ours (equal lengths, ragged KV). In decode
+FlashAttention-3 gets contiguous copies of our pages, since the wheel is built without pages: what
+it reads is easier to read than what we do. Whatever a peer refuses (a shape, a mask, a missing
+library) is skipped by the caller with the reason printed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from perf.harness import Prepared
+from perf.harness import Prepared, indptr, keys_of
 
-Call = Callable[[], torch.Tensor]
-"""One call; gives the output, (batch, seq, heads, head_dim_vo)."""
+
+class Call(Protocol):
+    """One call on cache number `index`; gives the output, (..., heads, head_dim_vo)."""
+
+    def __call__(self, index: int = 0) -> torch.Tensor: ...
+
 
 SECTIONS = ("A", "A16", "M", "W")
 
@@ -43,7 +48,7 @@ def cudnn(prepared: Prepared) -> Call:
         raise Unsupported("a window would need a mask tensor")
     q, k, v = (x.transpose(1, 2) for x in dense(prepared))
 
-    def call() -> torch.Tensor:
+    def call(index: int = 0) -> torch.Tensor:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             out = torch.nn.functional.scaled_dot_product_attention(
                 q, k, v, is_causal=case.is_causal
@@ -65,10 +70,44 @@ def fa3(prepared: Prepared) -> Call:
     if case.window is not None:
         options |= {"window_size_left": case.window - 1, "window_size_right": 0}
 
-    def call() -> torch.Tensor:
+    def call(index: int = 0) -> torch.Tensor:
         result = torch.ops.fa3_fwd.fwd(q, k, v, **options)
         out: torch.Tensor = result if isinstance(result, torch.Tensor) else result[0]
         return out
+
+    return call
+
+
+def fa3_contiguous(prepared: Prepared) -> Call:
+    """FlashAttention-3's forward over contiguous copies of a case's pages; it chooses splits."""
+    case, device = prepared.case, prepared.q.device
+    requests = range(len(case.kv_lens))
+    caches = []
+    for number in range(len(prepared.caches)):
+        own = [keys_of(prepared, request, number) for request in requests]
+        caches.append(tuple(torch.cat(parts) for parts in zip(*own, strict=True)))
+        del own
+    options: dict[str, Any] = {
+        "softmax_scale": case.head_dim**-0.5,
+        "is_causal": case.is_causal,
+        "num_splits": 0,
+    }
+    q = prepared.q
+    if len({*case.kv_lens}) == len({*case.q_lens}) == 1:
+        q = q.view(len(case.q_lens), -1, *q.shape[1:])
+        caches = [tuple(x.view(len(case.kv_lens), -1, *x.shape[1:]) for x in kv) for kv in caches]
+    else:
+        options |= {
+            "cu_seqlens_q": torch.tensor(indptr(case.q_lens), dtype=torch.int32, device=device),
+            "cu_seqlens_k": torch.tensor(indptr(case.kv_lens), dtype=torch.int32, device=device),
+            "max_seqlen_q": max(case.q_lens),
+            "max_seqlen_k": max(case.kv_lens),
+        }
+
+    def call(index: int = 0) -> torch.Tensor:
+        result = torch.ops.fa3_fwd.fwd(q, *caches[index % len(caches)], **options)
+        out: torch.Tensor = result if isinstance(result, torch.Tensor) else result[0]
+        return out.view(-1, *out.shape[-2:])
 
     return call
 

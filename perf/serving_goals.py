@@ -33,7 +33,8 @@ def check(rows: Sequence[Row], peers: Sequence[Row]) -> list[Goal]:
     right = [row for row in rows if is_ours(row) and not is_wrong(row)]
     ours = {(row["sec"], row["cfg"]): row for row in right}
     cells = [cell for cell in join(rows, peers) if cell.ratio]
-    return [*_against_peers(cells), *_alone(ours), *_mixed(ours)]
+    rates = [row["gbps_graph"] for row in rows if row.get("sec") == "E" and "gbps_graph" in row]
+    return [*_against_peers(cells), *_alone(ours), *_shares(ours, rates), *_mixed(ours)]
 
 
 def _against_peers(cells: Sequence[Cell]) -> list[Goal]:
@@ -58,24 +59,31 @@ def _against_peers(cells: Sequence[Cell]) -> list[Goal]:
 
 
 def _alone(ours: Mapping[Key, Row]) -> list[Goal]:
-    """Against the memory of the device, and small steps."""
+    """Small steps."""
     found = []
-    bytes_of = {case.cfg: case.kv_bytes for case in decode()}
-    for least, below in itertools.pairwise([*READ_SHARE, float("inf")]):
-        shares = [
-            row["gbps_graph"] / READ_GBPS
-            for (sec, cfg), row in ours.items()
-            if sec == "C" and least <= bytes_of.get(cfg, 0) < below
-        ]
-        if shares:
-            what = f"C: worst share of {READ_GBPS:.0f} GB/s from {least / 1e9:g} GB on"
-            found.append(Goal(what, min(shares), READ_SHARE[least]))
     for name, most in LATENCY_US.items():
         times = _of_32_8(ours, name, "us_graph")
         if times:
             found.append(Goal(f"C: 32/8 {name}, {most:g} us over the time", most / max(times), 1.0))
     if rates := _of_32_8(ours, "c1024 b16", "gbps_graph"):
         found.append(Goal("C: 32/8 c1024 b16, GB/s", min(rates), MIDDLE_GBPS))
+    return found
+
+
+def _shares(ours: Mapping[Key, Row], rates: Sequence[float]) -> list[Goal]:
+    """Of the read rate that was recorded with the peers, and of that of the same run."""
+    found = []
+    bytes_of = {case.cfg: case.kv_bytes for case in decode()}
+    for ceiling, whose in [(READ_GBPS, ""), *((rate, " (this card)") for rate in rates)]:
+        for least, below in itertools.pairwise([*READ_SHARE, float("inf")]):
+            shares = [
+                row["gbps_graph"] / ceiling
+                for (sec, cfg), row in ours.items()
+                if sec == "C" and least <= bytes_of.get(cfg, 0) < below
+            ]
+            if shares:
+                what = f"C: worst share of {ceiling:.0f} GB/s{whose} from {least / 1e9:g} GB on"
+                found.append(Goal(what, min(shares), READ_SHARE[least]))
     return found
 
 

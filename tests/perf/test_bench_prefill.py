@@ -31,12 +31,12 @@ def right(prepared: harness.Prepared) -> live_peers.Call:
     """torch's own, any back end."""
     q, k, v = (x.transpose(1, 2) for x in live_peers.dense(prepared))
     attend = torch.nn.functional.scaled_dot_product_attention
-    return lambda: attend(q, k, v, is_causal=True).transpose(1, 2)
+    return lambda index=0: attend(q, k, v, is_causal=True).transpose(1, 2)
 
 
 def wrong(prepared: harness.Prepared) -> live_peers.Call:
     _, _, v = live_peers.dense(prepared)
-    return lambda: v
+    return lambda index=0: v
 
 
 def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> argparse.Namespace:

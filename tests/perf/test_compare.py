@@ -165,5 +165,12 @@ def test_goals_of_serving() -> None:
         "X: 700 us over the time": True,
         "X: 0.8 x its parts' time over its own": True,
     }
+    rows.append({"sec": "E", "cfg": "read 8 GiB", "peer": "triton", "gbps_graph": 4500.0})
+    (share,) = (
+        goal
+        for goal in serving_goals.check(rows, peers)
+        if goal.what == "C: worst share of 4500 GB/s (this card) from 2 GB on"
+    )
+    assert share.got == pytest.approx(4300 / 4500)
     assert found["X: 0.8 x its parts' time over its own"].got == pytest.approx(0.8 * 830 / 600)
     assert found["C: 32/8 c1024 b1, 7 us over the time"].got == pytest.approx(7 / 7.1)
