@@ -111,7 +111,7 @@ def test_a_request_among_others(page_size: int, schedule: str | None, device: to
     for place, i in enumerate(many):
         own = slice(rows[place], rows[place + 1])
         assert_same([as_integers(out[own]), as_integers(lse[own])], alone[i], f"{i} at {place}")
-    assert launches == ({1} if schedule else {1, 2})
+    assert max(launches) == (1 if schedule else 2)
 
 
 def test_without_it_bits_depend_on_the_batch(device: torch.device) -> None:
