@@ -15,7 +15,7 @@ from cute_attn.codegen.kernels.common import TEMPLATES, symbol
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
-from cute_attn.codegen.spec import ARCHS, UnsupportedSpecError
+from cute_attn.codegen.spec import ARCHS, UnsupportedSpecError, has_dependent_launch
 
 MAX_REQUESTS = 4096
 """Of a step that is planned on the device."""
@@ -116,9 +116,18 @@ def emit_plan_decode(
         writers=writers,
         max_requests=max_requests,
         smem_bytes=smem_bytes,
+        dependent_launch=has_dependent_launch(arch),
     )
     return GeneratedKernel(
-        name, text, arch, threads + writers, smem_bytes, 1, params, (INCLUDE_DIR,)
+        name=name,
+        text=text,
+        arch=arch,
+        threads=threads + writers,
+        smem_bytes=smem_bytes,
+        blocks_per_sm=1,
+        params=params,
+        include_dirs=(INCLUDE_DIR,),
+        dependent_launch=has_dependent_launch(arch),
     )
 
 

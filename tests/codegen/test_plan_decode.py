@@ -119,8 +119,8 @@ Runner = Callable[[list[Case]], list[tuple[np.ndarray, list[int]]]]
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runner:
     """Plan buffer and status of each case."""
     folder = tmp_path_factory.mktemp("planner")
-    kernel = emit_plan_decode(
-        "sm_90", threads=THREADS, writers=request.param, max_requests=MAX_REQUESTS
+    kernel = emit_plan_decode(  # as on sm_90, but for the wait for the launch before it
+        "sm_80", threads=THREADS, writers=request.param, max_requests=MAX_REQUESTS
     )
     program = compile_kernel(kernel, MAIN, folder)
 
@@ -328,3 +328,13 @@ def test_every_plan_has_a_thread_per_cut() -> None:
 def test_refuses(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         emit_plan_decode(**{"arch": "sm_90", **options})
+
+
+def test_it_waits_for_the_launch_before_it() -> None:
+    """Before a length is read, or the plan that the last step may still read is written."""
+    kernel = emit_plan_decode("sm_90")
+    body = kernel.text[kernel.text.index(kernel.name + "(") :]
+    assert kernel.dependent_launch
+    assert body.index("wait_for_predecessor()") < body.index(".run()")
+    earlier = emit_plan_decode("sm_80")
+    assert not earlier.dependent_launch and "wait_for" not in earlier.text
