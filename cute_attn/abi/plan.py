@@ -44,24 +44,29 @@ IntArray = npt.NDArray[np.int32]
 UNBOUNDED = 1 << 30
 """Band limit that means "no limit"; positions must stay below it."""
 
-HEADER_FIELDS = (
-    "num_requests",  # request records, the sentinel not counted
-    "num_tiles",  # tiles of all requests
-    "num_whole_tiles",  # tiles [0, num_whole_tiles) are handed out whole
-    "num_split_tiles",  # records in `splits`
-    "window_left",  # key j visible to position i only if j >= i - window_left
-    "window_right",  # ... and j <= i + window_right; UNBOUNDED = no limit
-    "num_slots",  # partial-result slots in use
-    "tile_q",  # packed query rows per tile
-    "tile_kv",  # keys per KV block
-    "group",  # query heads per KV head
-    "num_kv_heads",
-    "num_blocks",  # thread blocks = the grid
-    "first_listed_round",  # rounds from this one on are listed in `places`; UNBOUNDED = none
-    "places",  # offset of `places` in the buffer, in int32; 0 = none
-    "fixed_pieces",  # 1: tiles are cut as `work.num_pieces` says, whoever computes the pieces
-    "reserved_15",
-)
+
+class Header(NamedTuple):
+    """The numbers at the begin of a plan."""
+
+    num_requests: int  # request records, the sentinel not counted
+    num_tiles: int  # tiles of all requests
+    num_whole_tiles: int  # tiles [0, num_whole_tiles) are handed out whole
+    num_split_tiles: int  # records in `splits`
+    window_left: int  # key j visible to position i only if j >= i - window_left
+    window_right: int  # ... and j <= i + window_right; UNBOUNDED = no limit
+    num_slots: int  # partial-result slots in use
+    tile_q: int  # packed query rows per tile
+    tile_kv: int  # keys per KV block
+    group: int  # query heads per KV head
+    num_kv_heads: int
+    num_blocks: int  # thread blocks = the grid
+    first_listed_round: int  # rounds from this one on are listed in `places`; UNBOUNDED = none
+    places: int  # offset of `places` in the buffer, in int32; 0 = none
+    fixed_pieces: int = 0  # 1: tiles are cut as `work.num_pieces` says, whoever computes the pieces
+    reserved_15: int = 0
+
+
+HEADER_FIELDS = Header._fields
 START_FIELDS = (
     "tile",  # the block's first tile: of round 0, or where its share of the line begins
     "request",  # the record that holds it

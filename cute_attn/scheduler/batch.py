@@ -111,6 +111,12 @@ class RequestBatch:
         if n and not (q_pos is None and kv_pos is None and self._is_small()):
             self._check()
 
+    @property
+    def equal_q_len(self) -> int:
+        """The number of query tokens that every request has; 0 if they differ or there are none."""
+        first = int(self.q_len[0]) if self.num_requests else 0
+        return 0 if np.count_nonzero(self.q_len != first) else first
+
     def _check_ids(self, ids: Int64Array) -> None:
         n = self.num_requests
         if ids.size != n:

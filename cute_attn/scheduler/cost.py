@@ -20,6 +20,9 @@ from cute_attn.scheduler.batch import Geometry
 from cute_attn.scheduler.each import Each, at_least
 
 
+_MIN_PIECE_KEYS = 64  # 1 x 1k keys, 32/8 heads: 5.7 us, 6.1 with 128
+
+
 @dataclass(frozen=True)
 class Gpu:
     """Measured ceilings of a device.
@@ -194,3 +197,10 @@ class CostModel:
 
 
 DEFAULT_COST = CostModel()
+
+
+def shortest_piece(geometry: Geometry, partial_cost: Each, block_cost: Each) -> Each:
+    """KV blocks that a piece of a split tile should have: `_MIN_PIECE_KEYS` keys, or as many as
+    writing its partial result costs."""
+    least = (_MIN_PIECE_KEYS - 1) // geometry.tile_kv + 1
+    return at_least((partial_cost + block_cost - 1) // block_cost, least)

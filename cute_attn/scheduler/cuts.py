@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cute_attn.scheduler.each import BoolArray, Int64Array, pick, running_sum
+from cute_attn.scheduler.each import BoolArray, Int64Array, most, pick, running_sum
 from cute_attn.scheduler.tiles import Records, Runs
 
 _MOST_PIECES = 64
 """Of one tile, where tiles are cut evenly: more are not worth their merge."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Cuts:
     """num_blocks + 1 positions on the line; (num_blocks + 1,) int64 each."""
 
@@ -29,7 +29,7 @@ class Cuts:
     cost: Int64Array  # cost of everything before the cut
 
 
-@dataclass
+@dataclass(slots=True)
 class Marks:
     """Where the ideal cuts fall: in `tile` of `run`, `rest` of its cost after its begin."""
 
@@ -45,7 +45,7 @@ def share_line(loads: Int64Array, line_cost: int, min_share: int) -> tuple[Int64
     """(num_blocks + 1,) ideal cuts, as cost from the begin of the line; the smallest share.
 
     The blocks with the least load take part, as many as can each take at least `min_share` while
-    all of them end at the same cost; at least one. The last cuts may lie past the end.
+    all of them end at the same cost; at least one.
     """
     order = loads.argsort(kind="stable")
     filled = loads[order]
@@ -55,7 +55,8 @@ def share_line(loads: Int64Array, line_cost: int, min_share: int) -> tuple[Int64
     joined = max(1, int(np.count_nonzero(level - filled >= min_share)))
     shares = np.zeros(loads.size, np.int64)
     shares[order[:joined]] = level[joined - 1] - filled[:joined]
-    return running_sum(shares, shares.size), int(level[joined - 1] - filled[joined - 1])
+    cuts = np.minimum(running_sum(shares, shares.size), line_cost)
+    return cuts, int(level[joined - 1] - filled[joined - 1])
 
 
 def share_line_equally(num_blocks: int, line_cost: int, min_share: int) -> tuple[Int64Array, int]:
@@ -66,7 +67,9 @@ def share_line_equally(num_blocks: int, line_cost: int, min_share: int) -> tuple
     if min_share > 1:  # the most blocks whose share, rounded up, is that much
         joined = max(1, min(num_blocks, (line_cost - 1) // (min_share - 1)))
     share = -(-line_cost // joined)
-    return np.arange(0, (num_blocks + 1) * share, share), share
+    cuts = np.arange(0, (num_blocks + 1) * share, share)
+    cuts[line_cost // share + 1 :] = line_cost
+    return cuts, share
 
 
 def mark_line(runs: Runs, begin_cost: int, shared: Int64Array) -> Marks:
@@ -77,7 +80,7 @@ def mark_line(runs: Runs, begin_cost: int, shared: Int64Array) -> Marks:
         begin_cost: cost of the tiles before the line.
         shared: ideal cuts, from `share_line`.
     """
-    position = np.minimum(shared + begin_cost if begin_cost else shared, runs.total_cost)
+    position = shared + begin_cost if begin_cost else shared
     run = runs.cost_begin[1:-1].searchsorted(position, "right")
     tile_cost = runs.tile_cost[run]
     # The very end is the end of the last run's last tile: `local` is then the run's `heads`.
@@ -107,18 +110,16 @@ def cut_anywhere(records: Records, runs: Runs, marks: Marks, fixed: int, *, near
     at = (marks.rest + (block_cost // 2 - fixed)) // block_cost  # nearest; negative: in `fixed`
     piece = runs.of_records(records.min_piece, marks.run)
     margin = (piece + 1) // 2 if near else piece
-    last = blocks - piece
-    long = last >= piece
+    long = blocks >= 2 * piece
     over = at > blocks - margin
-    inside = (at >= margin) & ~over & long
+    inside = (at >= margin) & long > over
     # A tile too short to split has its cuts at the nearer end.
     past: BoolArray = np.where(long, over, marks.past)
-    if near:
-        at = np.minimum(np.maximum(at, piece), last)
+    if near and most(piece) > 1:
+        at = np.minimum(np.maximum(at, piece), blocks - piece)
     at *= inside
-    cost = marks.begin + past * marks.tile_cost
-    cost += at * block_cost
-    cost += inside * fixed
+    cost = np.where(inside, at * block_cost + fixed, past * marks.tile_cost)
+    cost += marks.begin
     return Cuts(marks.tile + past, at, marks.run, cost)
 
 
@@ -140,9 +141,9 @@ def cut_evenly(records: Records, runs: Runs, num_blocks: int) -> Cuts | None:
     dearest = int(loop.max())
     tried = np.arange(1, min(num_blocks - runs.num_tiles + 1, _MOST_PIECES) + 1)[:, None]
     longest = np.maximum((dearest + (tried - 1)) // tried, 1)
-    most = np.maximum(blocks // pick(records.min_piece, runs.records), 1)
+    limit = np.maximum(blocks // pick(records.min_piece, runs.records), 1)
     # (tried, runs) pieces per tile, and when the last of them is merged.
-    pieces = np.maximum(np.minimum((loop + (longest - 1)) // longest, most), 1)
+    pieces = np.maximum(np.minimum((loop + (longest - 1)) // longest, limit), 1)
     ends = (blocks + (pieces - 1)) // pieces * block_cost + fixed
     merge = pieces * pick(records.merge_cost, runs.records)
     merge += pick(records.partial_cost, runs.records)
@@ -170,48 +171,52 @@ def cut_evenly(records: Records, runs: Runs, num_blocks: int) -> Cuts | None:
     return Cuts(tile, at, run, cost)
 
 
-@dataclass
+@dataclass(slots=True)
 class Slots:
-    """Partial slots of a set of cuts.
+    """Partial slots of a set of cuts, at least one of which lies inside a tile.
 
     Attributes:
-        inner: (num_blocks + 1,) whether the cut lies inside a tile.
-        leads: (num_blocks + 1,) whether it does as the first one in its tile.
-        moved: (num_blocks,) whether anything lies between the cut and the next one.
-        slot: (num_blocks + 1,) slot of the piece after each cut, -1 for a cut between tiles.
-        cut: first cut of each split tile.
-        first: first slot of each split tile.
-        pieces: pieces of each split tile.
+        cut: (inner,) the cuts inside tiles.
+        slot: (inner,) slot of the piece after each.
+        moved: (inner,) whether anything lies between it and the next cut.
+        split: (inner,) which of the split tiles it is in, counted from 0.
+        lead: (split tiles,) the first cut in each.
+        first: (split tiles,) first slot of each.
+        pieces: (split tiles,) pieces of each.
         count: slots of all.
     """
 
-    inner: BoolArray
-    leads: BoolArray
-    moved: BoolArray
-    slot: Int64Array
     cut: Int64Array
+    slot: Int64Array
+    moved: BoolArray
+    split: Int64Array
+    lead: Int64Array
     first: Int64Array
     pieces: Int64Array
     count: int
 
 
-def number_slots(cuts: Cuts) -> Slots:
-    """Numbers the partial slots along the line."""
-    inner = cuts.block > 0
-    moved = cuts.cost[1:] > cuts.cost[:-1]
-    leads = inner.copy()
-    leads[1:] &= (cuts.tile[1:] > cuts.tile[:-1]) | ~inner[:-1]
-    # Blocks without a share repeat a cut. The first cut in a tile makes two pieces, every further
-    # one makes one.
-    made = inner.astype(np.int64)
-    made[1:] *= moved
-    made += leads
-    np.add.accumulate(made, out=made)
-    cut = leads.nonzero()[0]
-    ends = made[cut]
-    count = int(made[-1])
-    pieces = np.empty_like(ends)
-    if cut.size:
-        np.subtract(ends[1:], ends[:-1], out=pieces[:-1])
-        pieces[-1] = count - ends[-1] + 2
-    return Slots(inner, leads, moved, made * inner - 1, cut, ends - 2, pieces, count)
+def number_slots(cuts: Cuts) -> Slots | None:
+    """Numbers the partial slots along the line; None if every cut lies between tiles."""
+    cut = cuts.block.nonzero()[0]
+    if cut.size == 0:
+        return None
+    tile, cost = cuts.tile[cut], cuts.cost[cut]
+    opens = np.empty(cut.size, np.bool_)  # a split tile
+    differs = np.empty(cut.size + 1, np.bool_)  # from the cut before; of blocks without a share not
+    opens[0] = differs[0] = differs[-1] = True
+    np.not_equal(tile[1:], tile[:-1], out=opens[1:])
+    np.not_equal(cost[1:], cost[:-1], out=differs[1:-1])
+    # A cut makes one piece more, and the first one in a tile two.
+    split = np.add.accumulate(opens.astype(np.int64))
+    slot = np.add.accumulate(differs[:-1].astype(np.int64))
+    slot += split
+    slot -= 1
+    split -= 1
+    lead = opens.nonzero()[0]
+    count = int(slot[-1]) + 1
+    bounds = np.empty(lead.size + 1, np.int64)
+    bounds[:-1] = slot[lead] - 1
+    bounds[-1] = count
+    first = bounds[:-1]
+    return Slots(cut, slot, differs[1:], split, cut[lead], first, bounds[1:] - first, count)

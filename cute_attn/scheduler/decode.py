@@ -1,13 +1,14 @@
-"""What the device planner is told of the cost model: the same integers that `plan_batch` uses."""
+"""The integers of the cost model for decodes: for `plan_batch`, and what the device planner is
+told."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cute_attn.scheduler.batch import Geometry
-from cute_attn.scheduler.cost import CostModel
+from cute_attn.scheduler.cost import CostModel, shortest_piece
 from cute_attn.scheduler.each import most
-from cute_attn.scheduler.tiles import shortest_piece
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class DecodeCosts:
     min_piece: int
 
     @classmethod
+    @lru_cache(maxsize=64)
     def of(cls, geometry: Geometry, cost: CostModel, q_len: int) -> DecodeCosts:
         """The costs of requests of `q_len` query tokens.
 

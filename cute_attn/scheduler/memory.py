@@ -15,7 +15,7 @@ from cute_attn.abi.plan import REQUEST_FIELDS, START_FIELDS, START_RECORD
 from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.each import Int64Array
 from cute_attn.scheduler.plan import Plan
-from cute_attn.scheduler.tiles import Records, visible_blocks
+from cute_attn.scheduler.tiles import Records, last_tile_blocks
 
 
 class PlanMemory:
@@ -52,8 +52,7 @@ class PlanMemory:
         if key != self._key or np.count_nonzero(requests.q_len != self._q_len):
             return None
         packed = self._q_len * geometry.group
-        shift = requests.q_pos - requests.kv_pos
-        blocks = visible_blocks(geometry, shift, requests.kv_len, 0, packed, see_last=True)
+        blocks = last_tile_blocks(geometry, requests, 0, packed)
         if np.count_nonzero(blocks != self._blocks) or not self._same_ids(requests.ids):
             return None
         buffer, layout, count = plan.buffer.copy(), plan.layout, plan.num_requests

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cute_attn.scheduler.explain import Explanation
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Plan:
     """A plan and what is known about it.
 

@@ -23,6 +23,7 @@ iterated to convergence: equal input gives an equal plan, to the bit.
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import attrgetter
 
 import numpy as np
 
@@ -32,8 +33,8 @@ from cute_attn.abi.plan import (
     REQUEST_FIELDS,
     SPLIT_FIELDS,
     START_FIELDS,
-    START_RECORD,
     UNBOUNDED,
+    Header,
     IntArray,
     PlanLayout,
     pack_meta,
@@ -64,6 +65,7 @@ POLICIES = ("balanced", "whole")
 # 8k keys: 601 TFLOP/s with 24 MB, 618 with 12, 654 with 8, 680 with 4.
 DEFAULT_L2_BUDGET = 4 << 20
 _INT32_MAX = (1 << 31) - 1
+_FINISH = attrgetter("finish")
 
 
 def plan_batch(
@@ -117,7 +119,7 @@ def plan_batch(
     runs = make_runs(records, geometry, cost)
     item = cost.item(geometry)
     best = _hand_out(records, runs, num_blocks, item, cost, split=policy == "balanced")
-    plan = write_plan(records, runs, geometry, best, PlanLayout(num_blocks, capacity), cost)
+    plan = write_plan(records, runs, geometry, best, _layout(num_blocks, capacity), cost)
     if memory is not None:
         memory.keep(key, requests, records, plan)
     return plan
@@ -163,7 +165,7 @@ def _hand_out(
         slack = share // 512
         if whole.finish > share + slack and rounds.tiles.size:
             sorted_end = price_whole(runs, sort_last_rounds(rounds))
-            whole = min(whole, sorted_end, key=lambda candidate: candidate.finish)
+            whole = min(whole, sorted_end, key=_FINISH)
         # No split plan does better than one more item per block and a merge.
         if whole.finish <= share + max(slack, item + cost.merge_ns):
             return whole
@@ -194,7 +196,7 @@ def _hand_out(
     if num_whole or not splits or splits[0].finish >= longest:
         cuts = cut_between_tiles(marks)
         candidates.append(Candidate(num_whole, cuts, line_costs(cuts, loads), rounds=rounds))
-    return min(candidates + splits, key=lambda candidate: candidate.finish)
+    return min(candidates + splits, key=_FINISH)
 
 
 def _is_splittable(records: Records, runs: Runs) -> bool:
@@ -206,13 +208,17 @@ def _is_splittable(records: Records, runs: Runs) -> bool:
     return bool(some.any() or (runs.blocks >= 2 * records.min_piece[runs.records]).any())
 
 
-def _listed_places(best: Candidate, num_blocks: int) -> tuple[int, Int64Array]:
-    """The first listed round; (listed rounds, num_blocks) places, counted from its first tile."""
+def _listed_places(best: Candidate, num_blocks: int) -> tuple[int, Int64Array | None]:
+    """The first listed round; (listed rounds, num_blocks) places, counted from its first tile, or
+    None if there are none."""
     if best.rounds is not None and best.rounds.tiles.size:
         listed = best.rounds.places(-(-best.num_whole // num_blocks))
         if listed.size:
             return best.rounds.first_listed, listed
-    return UNBOUNDED, np.empty((0, num_blocks), np.int64)
+    return UNBOUNDED, None
+
+
+_layout = lru_cache(maxsize=64)(PlanLayout)
 
 
 @lru_cache(maxsize=64)
@@ -223,9 +229,28 @@ def _offsets(num_blocks: int) -> tuple[int, int, int, int, int]:
 
 
 # The columns of a start that are copies of header fields, as indices of those; the others: a 0.
-_START_SOURCES = [
-    HEADER_FIELDS.index(name if name in HEADER_FIELDS else "reserved_15") for name in START_FIELDS
-]
+_START_SOURCES = np.array(
+    [HEADER_FIELDS.index(name if name in HEADER_FIELDS else "reserved_15") for name in START_FIELDS]
+)
+# What is copied as a whole: much faster than integer by integer.
+_RECORD = np.dtype((np.void, 4 * len(REQUEST_FIELDS)))
+_CUT = np.dtype(
+    {
+        "names": ["slots"],
+        "formats": [(np.void, 12)],
+        "offsets": [4 * CUT_FIELDS.index("slot")],
+        "itemsize": 4 * len(CUT_FIELDS),
+    }
+)
+_WHOLE_START = np.dtype((np.void, 4 * len(START_FIELDS)))
+_START = np.dtype(
+    {
+        "names": ["tile", "request", "record"],
+        "formats": [np.int32, np.int32, _RECORD],
+        "offsets": [4 * START_FIELDS.index(name) for name in ("tile", "request", "record_0")],
+        "itemsize": _WHOLE_START.itemsize,
+    }
+)
 
 
 def write_plan(
@@ -239,52 +264,52 @@ def write_plan(
     """Fills the buffer."""
     n, num_blocks = records.count, layout.num_blocks
     cuts, slots = best.cuts, best.slots
-    num_splits, num_slots = (slots.cut.size, slots.count) if slots else (0, 0)
+    num_splits, num_slots = (slots.lead.size, slots.count) if slots else (0, 0)
     assert num_slots <= max_slots(num_blocks)
     starts_at, splits_at, _, _, requests_at = _offsets(num_blocks)
     places_at = requests_at + len(REQUEST_FIELDS) * (n + 1)
     first_listed, listed = _listed_places(best, num_blocks)
-    buffer = np.zeros(places_at + (listed.size + 1) // 2, np.int32)
-    values = {
-        "num_requests": n,
-        "num_tiles": runs.num_tiles,
-        "num_whole_tiles": best.num_whole,
-        "num_split_tiles": num_splits,
-        "window_left": geometry.window_left,
-        "window_right": geometry.window_right,
-        "num_slots": num_slots,
-        "tile_q": geometry.tile_q,
-        "tile_kv": geometry.tile_kv,
-        "group": geometry.group,
-        "num_kv_heads": geometry.num_kv_heads,
-        "num_blocks": num_blocks,
-        "first_listed_round": first_listed,
-        "places": places_at if listed.size else 0,
-        "fixed_pieces": 0,
-        "reserved_15": 0,
-    }
-    assert tuple(values) == HEADER_FIELDS
-    buffer[:starts_at] = list(values.values())
-    if listed.size:
-        buffer[places_at:].view(np.uint16)[: listed.size] = listed.reshape(-1)
+    num_listed = 0 if listed is None else listed.size
+    buffer = np.zeros(places_at + (num_listed + 1) // 2, np.int32)
+    buffer[:starts_at] = Header(
+        num_requests=n,
+        num_tiles=runs.num_tiles,
+        num_whole_tiles=best.num_whole,
+        num_split_tiles=num_splits,
+        window_left=geometry.window_left,
+        window_right=geometry.window_right,
+        num_slots=num_slots,
+        tile_q=geometry.tile_q,
+        tile_kv=geometry.tile_kv,
+        group=geometry.group,
+        num_kv_heads=geometry.num_kv_heads,
+        num_blocks=num_blocks,
+        first_listed_round=first_listed,
+        places=places_at if num_listed else 0,
+    )
+    if listed is not None:
+        buffer[places_at:].view(np.uint16)[:num_listed] = listed.reshape(-1)
     _write_cuts(buffer, num_blocks, runs, cuts, slots)
 
     rows = buffer[requests_at:places_at].reshape(n + 1, len(REQUEST_FIELDS))
-    ends = running_sum(records.q_tiles * geometry.num_kv_heads, n)[1:]
+    tiles = records.q_tiles * geometry.num_kv_heads  # of each request, or of every one
+    ends = running_sum(tiles, n)[1:]
     rows[:n, :6] = records.table.T
     rows[1:, 6] = ends
     rows[:n, 7] = records.ids | pack_meta(0, 0, records.section_heads)
 
     tile = cuts.tile[:num_blocks]
     if best.num_whole:
-        whole = listed[0] if first_listed == 0 else np.arange(num_blocks)
+        whole = np.arange(num_blocks) if listed is None or first_listed else listed[0]
         tile = np.where(whole < best.num_whole, whole, tile)
-    request = ends.searchsorted(tile, "right")  # without work: the sentinel
-    starts = buffer[starts_at:splits_at].reshape(num_blocks, len(START_FIELDS))
-    starts[:] = buffer[_START_SOURCES]
-    starts[:, 0] = tile
-    starts[:, 1] = request
-    starts[:, START_RECORD] = rows.take(request, axis=0)
+    # Without work: the sentinel.
+    request = tile // tiles if isinstance(tiles, int) else ends.searchsorted(tile, "right")
+    starts = buffer[starts_at:splits_at]
+    starts.view(_WHOLE_START)[:] = buffer[_START_SOURCES].view(_WHOLE_START)
+    columns = starts.view(_START)
+    columns["tile"] = tile
+    columns["request"] = request
+    columns["record"] = buffer[requests_at:places_at].view(_RECORD).take(request)
     return Plan(
         buffer=buffer,
         layout=layout,
@@ -308,21 +333,17 @@ def _write_cuts(
     rows[:, 0] = cuts.tile
     if runs.num_tiles:
         rows[:, 2] = runs.records_of(cuts.run)
+    rows[:, 3] = -1
     if slots is None:
-        rows[:, 3] = -1
         return
     rows[:, 1] = cuts.block
-    rows[:, 3] = slots.slot
-    if slots.cut.size == 0:
-        return
-    # The split tile of each cut; before the first one any does.
-    of_cut = slots.leads.astype(np.int64)
-    of_cut[0] = -1
-    np.add.accumulate(of_cut, out=of_cut)
-    rows[:, 4] = slots.first[of_cut] * slots.inner
-    rows[:, 5] = slots.pieces[of_cut] * slots.inner
-    splits = buffer[splits_at:cuts_at].reshape(num_blocks, len(SPLIT_FIELDS))[: slots.cut.size]
-    splits[:, 0] = cuts.tile[slots.cut]
-    splits[:, 1] = runs.records_of(cuts.run[slots.cut])
+    inner = np.empty((slots.cut.size, 3), np.int32)
+    inner[:, 0] = slots.slot
+    inner[:, 1] = slots.first[slots.split]
+    inner[:, 2] = slots.pieces[slots.split]
+    rows.view(_CUT)["slots"][slots.cut] = inner.view(_CUT["slots"])
+    splits = buffer[splits_at:cuts_at].reshape(num_blocks, len(SPLIT_FIELDS))[: slots.lead.size]
+    splits[:, 0] = cuts.tile[slots.lead]
+    splits[:, 1] = runs.records_of(cuts.run[slots.lead])
     splits[:, 2] = slots.first
     splits[:, 3] = slots.pieces

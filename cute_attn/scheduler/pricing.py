@@ -8,12 +8,12 @@ import numpy as np
 
 from cute_attn.scheduler.cost import CostModel
 from cute_attn.scheduler.cuts import Cuts, Slots, number_slots
-from cute_attn.scheduler.each import Int64Array, most, pick
+from cute_attn.scheduler.each import Int64Array, most
 from cute_attn.scheduler.rounds import Rounds
 from cute_attn.scheduler.tiles import Records, Runs
 
 
-@dataclass
+@dataclass(slots=True)
 class Candidate:
     """One way to hand out the tiles."""
 
@@ -43,9 +43,13 @@ def price_split(
     slots = number_slots(cuts)
     costs = line_costs(cuts, loads)
     merge = 0
-    if slots.cut.size:
-        costs += _split_costs(records, runs, cuts, slots, item)
-        merge_cost = runs.of_records(records.merge_cost, cuts.run[slots.cut])
+    if slots is not None:
+        # A partial result per piece, and queries loaded once more by who begins inside a tile.
+        partial = runs.of_records(records.partial_cost, cuts.run[slots.cut])
+        costs[slots.cut] += slots.moved * (partial + item)
+        lead_run = cuts.run[slots.lead]
+        costs[slots.lead - 1] += runs.of_records(records.partial_cost, lead_run)
+        merge_cost = runs.of_records(records.merge_cost, lead_run)
         merge = cost.merge_ns + most(slots.pieces * merge_cost)  # the tile with the most to read
     return Candidate(num_whole, cuts, costs, merge, rounds, slots)
 
@@ -54,16 +58,6 @@ def line_costs(cuts: Cuts, loads: Int64Array | None) -> Int64Array:
     """Cost of each block but for what cuts inside tiles add."""
     line: Int64Array = cuts.cost[1:] - cuts.cost[:-1]
     return line if loads is None else line + loads
-
-
-def _split_costs(records: Records, runs: Runs, cuts: Cuts, slots: Slots, item: int) -> Int64Array:
-    """What the cuts add to each block: a partial result per piece, queries loaded once more."""
-    partial = runs.of_records(records.partial_cost, cuts.run)
-    extra: Int64Array = slots.inner[:-1] * (pick(partial, slice(None, -1)) + item)
-    # A piece with a cut at either end is one piece.
-    extra += slots.leads[1:] * pick(partial, slice(1, None))
-    extra *= slots.moved
-    return extra
 
 
 def price_whole(runs: Runs, rounds: Rounds) -> Candidate:

@@ -15,11 +15,11 @@ import numpy as np
 from cute_attn.abi import UNBOUNDED
 from cute_attn.abi.plan import MAX_SECTION_HEADS
 from cute_attn.scheduler.batch import Geometry, RequestBatch
-from cute_attn.scheduler.cost import CostModel
+from cute_attn.scheduler.cost import CostModel, shortest_piece
+from cute_attn.scheduler.decode import DecodeCosts
 from cute_attn.scheduler.each import (
     Each,
     Int64Array,
-    at_least,
     at_most,
     most,
     pick,
@@ -28,8 +28,17 @@ from cute_attn.scheduler.each import (
     total,
 )
 
-_MIN_PIECE_KEYS = 64  # 1 x 1k keys, 32/8 heads: 5.7 us, 6.1 with 128
 _RADIX_SORT = 256  # requests from which it is the faster one
+
+
+def last_tile_blocks(
+    geometry: Geometry, requests: RequestBatch, row: Each, row_end: Each
+) -> Int64Array:
+    """KV blocks of each request's last tile, of packed query rows [row, row_end)."""
+    if requests.aligned and geometry.window_left == UNBOUNDED:
+        return (requests.kv_len + (geometry.tile_kv - 1)) // geometry.tile_kv
+    shift, see_last = requests.q_pos - requests.kv_pos, requests.aligned
+    return visible_blocks(geometry, shift, requests.kv_len, row, row_end, see_last=see_last)
 
 
 def visible_blocks(
@@ -58,7 +67,7 @@ def visible_blocks(
     return np.where(high > low, blocks - low // tile_kv, 0)
 
 
-@dataclass
+@dataclass(slots=True)
 class Records:
     """Requests in plan order: most expensive tile first, ties by index, empty requests last."""
 
@@ -79,7 +88,7 @@ class Records:
         return self.order.size
 
 
-@dataclass
+@dataclass(slots=True)
 class Runs:
     """Runs in plan order; arrays are (num_runs,) int64, prefix sums one longer."""
 
@@ -124,32 +133,29 @@ def sort_requests(
 ) -> Records:
     """Sorts requests by the cost of the tile with the last query rows, descending.
 
-    `min_piece` None: `_MIN_PIECE_KEYS` keys, or as much as a partial result costs.
+    `min_piece` None: as `shortest_piece` says.
     """
-    tile_q, heads, q_len = geometry.tile_q, geometry.num_kv_heads, requests.q_len
-    longest = most(q_len)
-    most_q_tiles = (longest * geometry.group + (tile_q - 1)) // tile_q
-    alike = longest and int(np.minimum.reduce(q_len)) == longest
-    if most_q_tiles <= 1 and heads <= MAX_SECTION_HEADS and alike:
-        packed: Each = longest * geometry.group
-        q_tiles: Each = 1
-    else:
-        packed = q_len * geometry.group
-        q_tiles = (packed + (tile_q - 1)) // tile_q
-    last_row = at_least(q_tiles - 1, 0) * tile_q if most_q_tiles > 1 else 0
-    shift = requests.q_pos - requests.kv_pos
-    blocks = visible_blocks(
-        geometry, shift, requests.kv_len, last_row, packed, see_last=requests.aligned
-    )
-    block_cost = _block_cost(requests, geometry, cost, blocks, q_tiles, most_q_tiles)
-    order = _falling(blocks, block_cost, q_tiles)
+    q_len = requests.equal_q_len
+    one_section = geometry.num_kv_heads <= MAX_SECTION_HEADS
+    if one_section and 0 < q_len * geometry.group <= geometry.tile_q:
+        return _sort_decodes(requests, geometry, cost, q_len, min_piece)
 
-    q_tiles, rows = pick(q_tiles, order), pick(at_most(packed, tile_q), order)
+    tile_q, heads = geometry.tile_q, geometry.num_kv_heads
+    packed = requests.q_len * geometry.group
+    q_tiles = (packed + (tile_q - 1)) // tile_q
+    most_q_tiles = most(q_tiles)
+    last_row = np.maximum(q_tiles - 1, 0) * tile_q
+    blocks = last_tile_blocks(geometry, requests, last_row, packed)
+    block_cost = _block_cost(requests, geometry, cost, blocks, q_tiles, most_q_tiles)
+    tile_cost = blocks * block_cost if isinstance(block_cost, np.ndarray) else blocks
+    order = _falling((tile_cost + 1) * (q_tiles > 0))
+
+    q_tiles, rows = q_tiles[order], np.minimum(packed, tile_q)[order]
     block_cost = pick(block_cost, order)
     table = requests.table.take(order, axis=1)
     # Tiles of one query tile have no KV to share: all their heads are one section.
     fit: Each = heads
-    if most_q_tiles > 1 or heads > MAX_SECTION_HEADS:
+    if most_q_tiles > 1 or not one_section:
         most_heads = min(heads, MAX_SECTION_HEADS)
         shared = l2_budget // np.maximum(table[3] * cost.key_bytes, 1)
         fit = np.where(q_tiles > 1, np.maximum(np.minimum(shared, most_heads), 1), most_heads)
@@ -170,11 +176,26 @@ def sort_requests(
     )
 
 
-def shortest_piece(geometry: Geometry, partial_cost: Each, block_cost: Each) -> Each:
-    """KV blocks that a piece of a split tile should have: `_MIN_PIECE_KEYS` keys, or as many as
-    writing its partial result costs."""
-    least = (_MIN_PIECE_KEYS - 1) // geometry.tile_kv + 1
-    return at_least((partial_cost + block_cost - 1) // block_cost, least)
+def _sort_decodes(
+    requests: RequestBatch, geometry: Geometry, cost: CostModel, q_len: int, min_piece: int | None
+) -> Records:
+    """`sort_requests` where each request has `q_len` query tokens, in one query tile."""
+    costs = DecodeCosts.of(geometry, cost, q_len)
+    blocks = last_tile_blocks(geometry, requests, 0, q_len * geometry.group)
+    order = _falling(blocks)
+    return Records(
+        order=order,
+        ids=order if requests.ids is None else requests.ids[order],
+        table=requests.table.take(order, axis=1),
+        q_tiles=1,
+        last_blocks=blocks[order],
+        block_cost=costs.block_cost,
+        partial_cost=costs.partial_cost,
+        merge_cost=costs.merge_cost,
+        min_piece=min_piece or costs.min_piece,
+        section_heads=geometry.num_kv_heads,
+        most_q_tiles=1,
+    )
 
 
 def _block_cost(
@@ -200,13 +221,10 @@ def _block_cost(
     return cost.block(geometry, q_tiles, read_block)
 
 
-def _falling(blocks: Int64Array, block_cost: Each, q_tiles: Each) -> Int64Array:
-    """Order of requests by the cost of their last tile, falling; those without tiles last."""
-    cost = blocks * block_cost if isinstance(block_cost, np.ndarray) else blocks
-    if isinstance(q_tiles, np.ndarray):
-        cost = (cost + 1) * (q_tiles > 0)
-    key = -cost
-    if key.size >= _RADIX_SORT and most(cost) < 1 << 16:
+def _falling(values: Int64Array) -> Int64Array:
+    """Their order from the largest to the smallest, equal ones by index; none is negative."""
+    key = -values
+    if key.size >= _RADIX_SORT and most(values) < 1 << 16:
         key += (1 << 16) - 1
         return key.astype(np.uint16).argsort(kind="stable")  # a radix sort
     return key.argsort(kind="stable")
@@ -219,7 +237,7 @@ def make_runs(records: Records, geometry: Geometry, cost: CostModel) -> Runs:
     heads: Each = num_heads
     if records.most_q_tiles <= 1 and num_heads <= MAX_SECTION_HEADS:
         # One run per request that has queries; those without are last.
-        count = total(at_most(q_tiles, 1), records.count)
+        count = total(q_tiles, records.count)
         owner = slice(count)
         blocks = records.last_blocks[:count]
         tile_cost = blocks * records.block_cost + item
