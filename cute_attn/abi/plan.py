@@ -34,6 +34,7 @@ takes in round first_listed_round + r, counted from the first tile of that first
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,27 +159,27 @@ class PlanLayout:
     num_blocks: int
     max_requests: int
 
-    @property
+    @cached_property
     def starts(self) -> int:
         return len(HEADER_FIELDS)
 
-    @property
+    @cached_property
     def splits(self) -> int:
         return self.starts + len(START_FIELDS) * self.num_blocks
 
-    @property
+    @cached_property
     def cuts(self) -> int:
         return self.splits + len(SPLIT_FIELDS) * self.num_blocks
 
-    @property
+    @cached_property
     def cuts_end(self) -> int:
         return self.cuts + len(CUT_FIELDS) * (self.num_blocks + 1)
 
-    @property
+    @cached_property
     def requests(self) -> int:
         return -(-self.cuts_end // len(REQUEST_FIELDS)) * len(REQUEST_FIELDS)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Length of the buffer in int32."""
         return self.used_size(self.max_requests, MAX_LISTED_ROUNDS)
@@ -190,6 +191,12 @@ class PlanLayout:
     def used_size(self, num_requests: int, listed_rounds: int = 0) -> int:
         """Length of the prefix that a plan of so many requests and listed rounds fills."""
         return self.places(num_requests) + (listed_rounds * self.num_blocks + 1) // 2
+
+
+@lru_cache(maxsize=256)
+def plan_layout(num_blocks: int, max_requests: int) -> PlanLayout:
+    """The layout; of the same capacities mostly the same object, which knows its offsets."""
+    return PlanLayout(num_blocks, max_requests)
 
 
 class PlanView:

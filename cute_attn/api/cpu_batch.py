@@ -55,7 +55,7 @@ class CpuBatch:
     def plan(self, step: Step) -> None:
         """Plans a step for a grid of a few blocks."""
         shape, requests = self._shape, step.requests
-        longest = int(requests.q_len.max(initial=0)) * shape.group
+        longest = requests.most_q_len * shape.group
         few = longest <= _DECODE_ROWS and not self._batch_invariant
         geometry = Geometry(
             tile_q=_DECODE_ROWS if few else _PREFILL_ROWS,

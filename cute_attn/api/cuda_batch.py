@@ -175,7 +175,7 @@ class CudaBatch:
         kernels, kv = self._set, step.kv_format
         if step.page_size != self._step.page_size:
             raise ValueError(_other_kernel(step, self._step))
-        geometry = dispatch.geometry(kernels.spec, self._shape.num_kv_heads, step.band)
+        geometry = kernels.geometry(step.band)
         check_device_step(step, geometry, self._num_blocks)
         table = kv.page_table
         capturing = torch.cuda.is_current_stream_capturing()
@@ -239,7 +239,7 @@ class CudaBatch:
             beside = self._launch_number > 0
             kernels = LaunchSet(spec, self._shape, self._index, beside=beside)
             self._sets[spec] = kernels
-        geometry = dispatch.geometry(spec, self._shape.num_kv_heads, step.band)
+        geometry = kernels.geometry(step.band)
         blocks = num_sms * spec.tile.blocks_per_sm
         if self._fixed is not None:
             plan = self._fixed.plan(step, spec, geometry, blocks, kernels.cost)
@@ -298,7 +298,7 @@ class CudaBatch:
         first = self._set.spec if self._cuda_graph and self._planned else None
         if first is None:
             return self._choice.spec_of(step, num_sms)
-        if self._fixed is not None and not step.requests.q_len.any():
+        if self._fixed is not None and step.requests.most_q_len == 0:
             spec = first
         else:
             spec = self._choice.spec_of(step, num_sms, first.schedule)

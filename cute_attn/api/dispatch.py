@@ -102,7 +102,8 @@ def is_long(problem: Problem, q_len: IntArray, kv_len: IntArray, band: tuple[int
     """
     least = hopper.long_keys(problem.head_dim_qk, problem.head_dim_vo, problem.variant)
     keys = np.minimum(kv_len, sum(band) + 1)
-    return int((q_len * (keys - least)).sum(dtype=np.int64)) >= 0 and bool(q_len.any())
+    beyond = np.dot(q_len.astype(np.int64, copy=False), keys - least)
+    return bool(beyond >= 0 and np.count_nonzero(q_len))
 
 
 def tiles_per_sm(q_len: IntArray, rows: int, num_kv_heads: int, num_sms: int) -> int:

@@ -56,9 +56,9 @@ class FixedKernels:
         Raises:
             ValueError: they are of both.
         """
-        small = requests.q_len * self.decode.group <= dispatch.SMALL_ROWS
-        if bool(small.all()):
+        if requests.most_q_len * self.decode.group <= dispatch.SMALL_ROWS:
             return self.decode
+        small = requests.q_len * self.decode.group <= dispatch.SMALL_ROWS
         if self.prefill != self.decode and bool((small & (requests.q_len > 0)).any()):
             raise ValueError(
                 "qo_indptr has requests to decode and requests to prefill, which have kernels of"

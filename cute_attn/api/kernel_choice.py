@@ -45,7 +45,7 @@ class KernelChoice:
         if self._batch_invariant:
             return self._fixed_kernels(step.page_size).spec_of(step.requests)
         requests = step.requests
-        longest = int(requests.q_len.max(initial=0)) * self._shape.group
+        longest = requests.most_q_len * self._shape.group
         heads = self._shape.num_kv_heads
         tiles = dispatch.tiles_per_sm(requests.q_len, longest, heads, num_sms)
         # Of larger numbers it does not matter how large they are.

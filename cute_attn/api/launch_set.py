@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cute_attn.api import checks
+from cute_attn.api import checks, dispatch
 from cute_attn.api.arguments import Arguments, FieldWriter
 from cute_attn.api.kernel import Kernel, build, build_generated, merge_of
 from cute_attn.api.shape import BatchShape
@@ -22,7 +22,7 @@ from cute_attn.codegen.smem_tile import SWIZZLE_ROWS
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.formats import KVViews
 from cute_attn.runtime.tensor_map import TensorMapEncoder, TensorMapSpec, replace_address
-from cute_attn.scheduler import CostModel
+from cute_attn.scheduler import CostModel, Geometry
 
 _LOG2_E = math.log2(math.e)
 _MAX_BINDINGS = 1024
@@ -138,6 +138,7 @@ class LaunchSet:
         self.pack_rows, self.rows_offset = rows.pack_into, rows.offset
         self.bindings: dict[tuple[int, int], Binding] = {}
         self._by_shape: dict[tuple[Any, ...], Binding] = {}
+        self._geometries: dict[tuple[int, int], Geometry] = {}  # of the last band
         self._encoders: dict[TensorMapSpec, TensorMapEncoder] = {}
 
     @property
@@ -150,6 +151,14 @@ class LaunchSet:
         """As `launch`, but starts only when everything before it in the stream has ended: so all
         that starts after it, and does not wait, finds that ended as well."""
         return self.kernel.launcher(self._index, overlap=False).launch
+
+    def geometry(self, band: tuple[int, int]) -> Geometry:
+        """What the planner is told of the kernel; `band`: (window_left, window_right) of a step."""
+        found = self._geometries.get(band)
+        if found is None:
+            found = dispatch.geometry(self.spec, self._shape.num_kv_heads, band)
+            self._geometries = {band: found}
+        return found
 
     def run_merge(
         self, num_blocks: int, stream: int, out: int, lse: int, fields: tuple[int, ...]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cute_attn.abi import PlanLayout
+from cute_attn.abi.plan import plan_layout
 from cute_attn.api.plan_buffer import PlanBuffer
 from cute_attn.api.step import Step
 from cute_attn.scheduler import Plan
@@ -111,7 +111,7 @@ class PlanStore:
             )
         if self._max_pages is not None and pages > self._max_pages:
             raise ValueError(f"the page table has {pages} entries; max_pages is {self._max_pages}")
-        layout = PlanLayout(num_blocks, self._max_requests or _grown(num_requests))
+        layout = plan_layout(num_blocks, self._max_requests or _grown(num_requests))
         self._table_at = max(self._table_at, -(-layout.size // 4) * 4)
         capacity = self._table_at + (self._max_pages or _grown(pages))
         if self._buffer is None or self._buffer.capacity < capacity:

@@ -55,9 +55,10 @@ class SideBySide:
         if self.specs is None:
             return None
         prefill, decode = self.specs
+        shortest, longest = step.requests.least_q_len, step.requests.most_q_len
+        if not shortest * prefill.group <= dispatch.SMALL_ROWS < longest * prefill.group:
+            return None  # requests of one kind
         split = divide(step, prefill.group)
-        if 0 in (split.prefill.requests.num_requests, split.decode.requests.num_requests):
-            return None
         sms = prefill_sms(
             split.prefill.requests,
             split.decode.requests,

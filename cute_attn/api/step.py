@@ -14,6 +14,7 @@ import torch
 from cute_attn.api import checks
 from cute_attn.formats import DeviceKV, KVFormat
 from cute_attn.scheduler import RequestBatch
+from cute_attn.scheduler.each import most
 from cute_attn.variants import Variant
 
 
@@ -101,7 +102,7 @@ def make_step(
         if qo_indptr is None:
             raise TypeError(f"qo_indptr is None; {type(kv_format).__name__} takes query lengths")
     rows = checks.indptr("qo_indptr", qo_indptr)
-    q_len = np.diff(rows)
+    q_len = rows[1:] - rows[:-1]
     if q_len.size != kv_format.num_requests:
         raise ValueError(
             f"qo_indptr describes {q_len.size} requests, kv_format {kv_format.num_requests}"
@@ -176,8 +177,7 @@ def _page_table(kv_format: KVFormat, device: torch.device) -> Any:
         return None
     table = kv_format.page_table
     if kv_format.table_on_host:
-        pages = -(-kv_format.kv_len // kv_format.page_size)
-        return table[: int((kv_format.kv_start + pages).max(initial=0))]
+        return table[: most(kv_format.kv_start + -(-kv_format.kv_len // kv_format.page_size))]
     if table.device != device:
         raise TypeError(f"the page table is on {table.device}; it takes {device} or the host")
     return table

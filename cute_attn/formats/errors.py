@@ -57,7 +57,7 @@ def indptr(name: str, value: Any) -> Int64Array:
     if array[0] != 0:
         raise ValueError(f"{name}[0] is {array[0]}; it must be 0")
     falls = array[1:] < array[:-1]
-    if falls.any():
+    if np.count_nonzero(falls):  # a fraction of the time of any()
         at = int(falls.argmax())
         raise ValueError(
             f"{name} decreases: {name}[{at}] is {array[at]} and {name}[{at + 1}] is "

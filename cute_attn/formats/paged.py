@@ -48,9 +48,9 @@ class PagedKV(KVFormat):
                 f"{rows.size - 1} requests"
             )
         self.kv_start = rows[:-1]
-        pages = np.diff(rows)
+        pages = rows[1:] - rows[:-1]
         wrong = (last > page_size) | (last < np.minimum(pages, 1))
-        if wrong.any():
+        if np.count_nonzero(wrong):
             at = int(wrong.argmax())
             raise ValueError(
                 f"kv_last_page_len[{at}] is {last[at]} with {pages[at]} pages of {page_size}; it "

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from cute_attn.formats.base import KVFormat
 from cute_attn.formats.errors import indptr
 
@@ -23,5 +21,5 @@ class RaggedKV(KVFormat):
     def __init__(self, kv_indptr: Any) -> None:
         rows = indptr("kv_indptr", kv_indptr)
         self.kv_start = rows[:-1]
-        self.kv_len = np.diff(rows)
+        self.kv_len = rows[1:] - rows[:-1]
         self.num_rows = int(rows[-1])

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cute_attn.abi import UNBOUNDED
 from cute_attn.abi.plan import MAX_BATCH
-from cute_attn.scheduler.each import BoolArray, Int64Array
+from cute_attn.scheduler.each import BoolArray, Int64Array, least, most
 
 _INT32_MAX = (1 << 31) - 1
 
 
-def _host_int64(name: str, value: Any) -> Int64Array:
-    """`value` as a 1-D int64 array on the host."""
+def _host_integers(name: str, value: Any) -> npt.NDArray[Any]:
+    """`value` as a 1-D integer array on the host."""
     if type(value) is np.ndarray:
         array = value
     else:
@@ -33,7 +34,7 @@ def _host_int64(name: str, value: Any) -> Int64Array:
         raise TypeError(f"{name} has dtype {array.dtype}; it takes integers")
     if array.ndim != 1:
         raise ValueError(f"{name} has shape {array.shape}; it takes one number per request")
-    return array.astype(np.int64, copy=False)
+    return array
 
 
 class RequestBatch:
@@ -60,6 +61,8 @@ class RequestBatch:
         "kv_len",
         "kv_pos",
         "kv_start",
+        "least_q_len",
+        "most_q_len",
         "num_requests",
         "q_len",
         "q_pos",
@@ -72,6 +75,9 @@ class RequestBatch:
     table: Int64Array
     """(6, num_requests): all of them, in the order of a request record. The others are its rows."""
     ids: Int64Array | None
+    least_q_len: int
+    """Of all requests; 0 if there are none."""
+    most_q_len: int
 
     def __init__(
         self,
@@ -83,7 +89,7 @@ class RequestBatch:
         kv_pos: Any = None,
         ids: Any = None,
     ) -> None:
-        q_len = _host_int64("q_len", q_len)
+        q_len = _host_integers("q_len", q_len)
         n = self.num_requests = q_len.size
         if n >= MAX_BATCH:
             raise ValueError(f"q_len holds {n} requests; a plan takes fewer than {MAX_BATCH}")
@@ -91,22 +97,24 @@ class RequestBatch:
         self.table = np.empty((6, n), np.int64)
         self.q_start, self.q_len, self.kv_start, self.kv_len, self.q_pos, self.kv_pos = self.table
         self.q_len[:] = q_len
-        self._fill("q_start", q_start)
-        self._fill("kv_start", kv_start)
-        self._fill("kv_len", kv_len)
+        self.least_q_len, self.most_q_len = least(self.q_len), most(self.q_len)
+        self._fill(self.q_start, "q_start", q_start)
+        self._fill(self.kv_start, "kv_start", kv_start)
+        self._fill(self.kv_len, "kv_len", kv_len)
         if kv_pos is None:
             self.kv_pos.fill(0)
         else:
-            self._fill("kv_pos", kv_pos)
+            self._fill(self.kv_pos, "kv_pos", kv_pos)
         self.aligned = q_pos is None
         if q_pos is None:
             np.subtract(self.kv_len, self.q_len, out=self.q_pos)
             if kv_pos is not None:
                 self.q_pos += self.kv_pos
         else:
-            self._fill("q_pos", q_pos)
-        self.ids = None if ids is None else _host_int64("ids", ids)
-        if self.ids is not None:
+            self._fill(self.q_pos, "q_pos", q_pos)
+        self.ids = None
+        if ids is not None:
+            self.ids = _host_integers("ids", ids).astype(np.int64, copy=False)
             self._check_ids(self.ids)
         if n and not (q_pos is None and kv_pos is None and self._is_small()):
             self._check()
@@ -114,8 +122,7 @@ class RequestBatch:
     @property
     def equal_q_len(self) -> int:
         """The number of query tokens that every request has; 0 if they differ or there are none."""
-        first = int(self.q_len[0]) if self.num_requests else 0
-        return 0 if np.count_nonzero(self.q_len != first) else first
+        return self.most_q_len if self.most_q_len == self.least_q_len else 0
 
     def _check_ids(self, ids: Int64Array) -> None:
         n = self.num_requests
@@ -124,18 +131,18 @@ class RequestBatch:
         if n and not 0 <= ids.min() <= ids.max() < MAX_BATCH:
             raise ValueError(f"ids are {ids}; they take 0 .. {MAX_BATCH - 1}")
 
-    def _fill(self, name: str, value: Any) -> None:
-        array = _host_int64(name, value)
-        n = self.num_requests
-        if array.size != n:
-            raise ValueError(f"{name} has {array.size} entries but q_len has {n}; one per request")
-        getattr(self, name)[:] = array
+    def _fill(self, row: Int64Array, name: str, value: Any) -> None:
+        array = _host_integers(name, value)
+        if array.size != row.size:
+            raise ValueError(
+                f"{name} has {array.size} entries but q_len has {row.size}; one per request"
+            )
+        row[:] = array
 
     def _is_small(self) -> bool:
         """Whether all but the positions are so small that default positions are in range too."""
         # Seen as unsigned, a negative number is too large: one pass checks both ends.
-        lengths = self.table[:4].view(np.uint64)
-        return bool(np.maximum.reduce(lengths, axis=None) < UNBOUNDED)
+        return most(self.table[:4].reshape(-1).view(np.uint64)) < UNBOUNDED
 
     def _check(self) -> None:
         for name in ("q_start", "q_len", "kv_start", "kv_len", "kv_pos"):
@@ -167,8 +174,8 @@ class RequestBatch:
     @classmethod
     def from_lengths(cls, q_len: Any, kv_len: Any) -> RequestBatch:
         """Packed requests: q and ragged KV rows follow one another without gaps."""
-        q = _host_int64("q_len", q_len)
-        kv = _host_int64("kv_len", kv_len)
+        q = _host_integers("q_len", q_len).astype(np.int64, copy=False)
+        kv = _host_integers("kv_len", kv_len).astype(np.int64, copy=False)
         return cls(np.cumsum(q) - q, q, np.cumsum(kv) - kv, kv)
 
 

@@ -6,7 +6,7 @@ One int then does for an array: a call of NumPy on a small array costs more than
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +27,17 @@ def spread(values: Each, count: int) -> Int64Array:
     return values if isinstance(values, np.ndarray) else np.full(count, values)
 
 
-def most(values: Each) -> int:
+def most(values: npt.NDArray[Any] | int) -> int:
     """The largest value; 0 if there is none."""
     if isinstance(values, np.ndarray):
         # Half the time of a reduction, where the array is small.
         return int(values[values.argmax()]) if values.size else 0
     return int(values)
+
+
+def least(values: npt.NDArray[Any]) -> int:
+    """The smallest value; 0 if there is none."""
+    return int(values[values.argmin()]) if values.size else 0
 
 
 def total(values: Each, count: int) -> int:

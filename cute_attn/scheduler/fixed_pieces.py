@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from cute_attn.abi import PlanLayout
-from cute_attn.abi.plan import CUT_FIELDS
+from cute_attn.abi.plan import CUT_FIELDS, plan_layout
 from cute_attn.abi.work import KEYS_OF_SQUARE, MOST_PIECES, MOST_ROWS
 from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.cost import DEFAULT_COST, CostModel
@@ -95,7 +95,7 @@ def plan_fixed_pieces(
     tiles = spread(records.q_tiles, records.count) * geometry.num_kv_heads
     pieces = count_pieces(runs.blocks, tiles[runs.records], geometry)
     if in_kernel:
-        layout = PlanLayout(num_blocks, capacity)
+        layout = plan_layout(num_blocks, capacity)
         return _share_pieces(records, runs, pieces, geometry, layout, cost)
     if not (pieces > 1).any():
         blocks = grid or num_blocks
@@ -110,7 +110,7 @@ def plan_fixed_pieces(
             " the most keys first"
         )
     best = price_split(records, runs, cuts, cost.item(geometry), cost)
-    layout = PlanLayout(cuts.tile.size - 1, capacity)
+    layout = plan_layout(cuts.tile.size - 1, capacity)
     plan = write_plan(records, runs, geometry, best, layout, cost)
     return replace(plan, resident_blocks=num_blocks)
 

@@ -40,7 +40,7 @@ class PlanMemory:
         if isinstance(records.q_tiles, np.ndarray) or not requests.aligned:
             return
         self._key, self._plan, self._order = key, plan, records.order
-        self._ids, self._q_len = requests.ids, int(requests.q_len[0])
+        self._ids, self._q_len = requests.ids, requests.equal_q_len
         self._blocks = np.empty_like(records.last_blocks)
         self._blocks[records.order] = records.last_blocks
 
@@ -49,7 +49,7 @@ class PlanMemory:
         plan = self._plan
         if plan is None or not requests.aligned or requests.num_requests != plan.num_requests:
             return None
-        if key != self._key or np.count_nonzero(requests.q_len != self._q_len):
+        if key != self._key or requests.equal_q_len != self._q_len:
             return None
         packed = self._q_len * geometry.group
         blocks = last_tile_blocks(geometry, requests, 0, packed)

@@ -22,7 +22,6 @@ iterated to convergence: equal input gives an equal plan, to the bit.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from operator import attrgetter
 
 import numpy as np
@@ -38,6 +37,7 @@ from cute_attn.abi.plan import (
     IntArray,
     PlanLayout,
     pack_meta,
+    plan_layout,
 )
 from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.cost import DEFAULT_COST, CostModel
@@ -119,7 +119,7 @@ def plan_batch(
     runs = make_runs(records, geometry, cost)
     item = cost.item(geometry)
     best = _hand_out(records, runs, num_blocks, item, cost, split=policy == "balanced")
-    plan = write_plan(records, runs, geometry, best, _layout(num_blocks, capacity), cost)
+    plan = write_plan(records, runs, geometry, best, plan_layout(num_blocks, capacity), cost)
     if memory is not None:
         memory.keep(key, requests, records, plan)
     return plan
@@ -138,7 +138,7 @@ def check_arguments(requests: RequestBatch, num_blocks: int, max_requests: int |
 
 def check_counts(requests: RequestBatch, records: Records, geometry: Geometry) -> None:
     """Raises if what the kernels count in int32 does not fit."""
-    longest = int(requests.q_len.max(initial=0))
+    longest = requests.most_q_len
     if longest * geometry.group > _INT32_MAX:
         raise ValueError(f"q_len {longest} times group must stay below 2^31")
     num_tiles = total(records.q_tiles, records.count) * geometry.num_kv_heads
@@ -218,16 +218,6 @@ def _listed_places(best: Candidate, num_blocks: int) -> tuple[int, Int64Array | 
     return UNBOUNDED, None
 
 
-_layout = lru_cache(maxsize=64)(PlanLayout)
-
-
-@lru_cache(maxsize=64)
-def _offsets(num_blocks: int) -> tuple[int, int, int, int, int]:
-    """Where starts, splits and cuts begin, where cuts end and where requests begin."""
-    layout = PlanLayout(num_blocks, 0)
-    return layout.starts, layout.splits, layout.cuts, layout.cuts_end, layout.requests
-
-
 # The columns of a start that are copies of header fields, as indices of those; the others: a 0.
 _START_SOURCES = np.array(
     [HEADER_FIELDS.index(name if name in HEADER_FIELDS else "reserved_15") for name in START_FIELDS]
@@ -266,12 +256,11 @@ def write_plan(
     cuts, slots = best.cuts, best.slots
     num_splits, num_slots = (slots.lead.size, slots.count) if slots else (0, 0)
     assert num_slots <= max_slots(num_blocks)
-    starts_at, splits_at, _, _, requests_at = _offsets(num_blocks)
-    places_at = requests_at + len(REQUEST_FIELDS) * (n + 1)
+    places_at = layout.places(n)
     first_listed, listed = _listed_places(best, num_blocks)
     num_listed = 0 if listed is None else listed.size
     buffer = np.zeros(places_at + (num_listed + 1) // 2, np.int32)
-    buffer[:starts_at] = Header(
+    buffer[: layout.starts] = Header(
         num_requests=n,
         num_tiles=runs.num_tiles,
         num_whole_tiles=best.num_whole,
@@ -289,9 +278,9 @@ def write_plan(
     )
     if listed is not None:
         buffer[places_at:].view(np.uint16)[:num_listed] = listed.reshape(-1)
-    _write_cuts(buffer, num_blocks, runs, cuts, slots)
+    _write_cuts(buffer, layout, runs, cuts, slots)
 
-    rows = buffer[requests_at:places_at].reshape(n + 1, len(REQUEST_FIELDS))
+    rows = buffer[layout.requests : places_at].reshape(n + 1, len(REQUEST_FIELDS))
     tiles = records.q_tiles * geometry.num_kv_heads  # of each request, or of every one
     ends = running_sum(tiles, n)[1:]
     rows[:n, :6] = records.table.T
@@ -304,12 +293,12 @@ def write_plan(
         tile = np.where(whole < best.num_whole, whole, tile)
     # Without work: the sentinel.
     request = tile // tiles if isinstance(tiles, int) else ends.searchsorted(tile, "right")
-    starts = buffer[starts_at:splits_at]
+    starts = buffer[layout.starts : layout.splits]
     starts.view(_WHOLE_START)[:] = buffer[_START_SOURCES].view(_WHOLE_START)
     columns = starts.view(_START)
     columns["tile"] = tile
     columns["request"] = request
-    columns["record"] = buffer[requests_at:places_at].view(_RECORD).take(request)
+    columns["record"] = buffer[layout.requests : places_at].view(_RECORD).take(request)
     return Plan(
         buffer=buffer,
         layout=layout,
@@ -325,11 +314,10 @@ def write_plan(
 
 
 def _write_cuts(
-    buffer: IntArray, num_blocks: int, runs: Runs, cuts: Cuts, slots: Slots | None
+    buffer: IntArray, layout: PlanLayout, runs: Runs, cuts: Cuts, slots: Slots | None
 ) -> None:
     """Fills `cuts` and `splits`."""
-    _, splits_at, cuts_at, cuts_end, _ = _offsets(num_blocks)
-    rows = buffer[cuts_at:cuts_end].reshape(num_blocks + 1, len(CUT_FIELDS))
+    rows = buffer[layout.cuts : layout.cuts_end].reshape(-1, len(CUT_FIELDS))
     rows[:, 0] = cuts.tile
     if runs.num_tiles:
         rows[:, 2] = runs.records_of(cuts.run)
@@ -342,7 +330,7 @@ def _write_cuts(
     inner[:, 1] = slots.first[slots.split]
     inner[:, 2] = slots.pieces[slots.split]
     rows.view(_CUT)["slots"][slots.cut] = inner.view(_CUT["slots"])
-    splits = buffer[splits_at:cuts_at].reshape(num_blocks, len(SPLIT_FIELDS))[: slots.lead.size]
+    splits = buffer[layout.splits : layout.cuts].reshape(-1, len(SPLIT_FIELDS))[: slots.lead.size]
     splits[:, 0] = cuts.tile[slots.lead]
     splits[:, 1] = runs.records_of(cuts.run[slots.lead])
     splits[:, 2] = slots.first

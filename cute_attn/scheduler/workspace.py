@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cute_attn.abi import PlanLayout
 
@@ -65,6 +66,7 @@ def _align(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
+@lru_cache(maxsize=64)
 def workspace_size(
     *, num_blocks: int, max_requests: int, tile_q: int, head_dim_vo: int
 ) -> WorkspaceSize:
