@@ -38,7 +38,10 @@ class Marks:
     begin: Int64Array  # cost of everything before the tile
     rest: Int64Array
     tile_cost: Int64Array
-    past: BoolArray  # nearer to the end of the tile than to its begin
+
+    def past(self) -> BoolArray:
+        """Which of them are nearer to the end of the tile than to its begin."""
+        return self.rest + self.rest >= self.tile_cost
 
 
 def share_line(loads: Int64Array, line_cost: int, min_share: int) -> tuple[Int64Array, int]:
@@ -85,14 +88,14 @@ def mark_line(runs: Runs, begin_cost: int, shared: Int64Array) -> Marks:
     tile_cost = runs.tile_cost[run]
     # The very end is the end of the last run's last tile: `local` is then the run's `heads`.
     local, rest = np.divmod(position - runs.cost_begin[run], tile_cost)
-    past = rest + rest >= tile_cost
-    return Marks(run, runs.tiles_before(run) + local, position - rest, rest, tile_cost, past)
+    return Marks(run, runs.tiles_before(run) + local, position - rest, rest, tile_cost)
 
 
 def cut_between_tiles(marks: Marks) -> Cuts:
     """Moves every cut to the nearest tile boundary."""
-    cost = marks.begin + marks.past * marks.tile_cost
-    return Cuts(marks.tile + marks.past, np.zeros(cost.size, np.int64), marks.run, cost)
+    past = marks.past()
+    cost = marks.begin + past * marks.tile_cost
+    return Cuts(marks.tile + past, np.zeros(cost.size, np.int64), marks.run, cost)
 
 
 def cut_anywhere(records: Records, runs: Runs, marks: Marks, fixed: int, *, near: bool) -> Cuts:
@@ -110,11 +113,12 @@ def cut_anywhere(records: Records, runs: Runs, marks: Marks, fixed: int, *, near
     at = (marks.rest + (block_cost // 2 - fixed)) // block_cost  # nearest; negative: in `fixed`
     piece = runs.of_records(records.min_piece, marks.run)
     margin = (piece + 1) // 2 if near else piece
-    long = blocks >= 2 * piece
-    over = at > blocks - margin
-    inside = (at >= margin) & long > over
-    # A tile too short to split has its cuts at the nearer end.
-    past: BoolArray = np.where(long, over, marks.past)
+    past: BoolArray = at > blocks - margin
+    inside = (at >= margin) > past
+    short = blocks < 2 * piece
+    if np.count_nonzero(short):  # a tile too short to split has its cuts at the nearer end
+        past = np.where(short, marks.past(), past)
+        inside &= ~short
     if near and most(piece) > 1:
         at = np.minimum(np.maximum(at, piece), blocks - piece)
     at *= inside
@@ -178,7 +182,7 @@ class Slots:
     Attributes:
         cut: (inner,) the cuts inside tiles.
         slot: (inner,) slot of the piece after each.
-        moved: (inner,) whether anything lies between it and the next cut.
+        moved: (inner,) whether anything lies between it and the next cut; None: everywhere.
         split: (inner,) which of the split tiles it is in, counted from 0.
         lead: (split tiles,) the first cut in each.
         first: (split tiles,) first slot of each.
@@ -188,7 +192,7 @@ class Slots:
 
     cut: Int64Array
     slot: Int64Array
-    moved: BoolArray
+    moved: BoolArray | None
     split: Int64Array
     lead: Int64Array
     first: Int64Array
@@ -196,27 +200,32 @@ class Slots:
     count: int
 
 
-def number_slots(cuts: Cuts) -> Slots | None:
-    """Numbers the partial slots along the line; None if every cut lies between tiles."""
+def number_slots(cuts: Cuts, *, repeated: bool) -> Slots | None:
+    """Numbers the partial slots along the line; None if every cut lies between tiles.
+
+    `repeated`: some blocks may have no share, and their cuts are those of the blocks before them.
+    """
     cut = cuts.block.nonzero()[0]
     if cut.size == 0:
         return None
-    tile, cost = cuts.tile[cut], cuts.cost[cut]
-    opens = np.empty(cut.size, np.bool_)  # a split tile
-    differs = np.empty(cut.size + 1, np.bool_)  # from the cut before; of blocks without a share not
-    opens[0] = differs[0] = differs[-1] = True
-    np.not_equal(tile[1:], tile[:-1], out=opens[1:])
-    np.not_equal(cost[1:], cost[:-1], out=differs[1:-1])
+    tile = cuts.tile[cut]
+    leads = np.empty(cut.size, np.bool_)
+    leads[0] = True
+    np.not_equal(tile[1:], tile[:-1], out=leads[1:])
+    lead = leads.nonzero()[0]
+    split = np.add.accumulate(leads.astype(np.int64))
     # A cut makes one piece more, and the first one in a tile two.
-    split = np.add.accumulate(opens.astype(np.int64))
-    slot = np.add.accumulate(differs[:-1].astype(np.int64))
+    slot, moved = np.arange(cut.size), None
+    if repeated:
+        cost = cuts.cost[cut]
+        moved = np.ones(cut.size, np.bool_)
+        np.not_equal(cost[1:], cost[:-1], out=moved[:-1])
+        slot[1:] = np.add.accumulate(moved[:-1], dtype=np.int64)
     slot += split
-    slot -= 1
     split -= 1
-    lead = opens.nonzero()[0]
     count = int(slot[-1]) + 1
     bounds = np.empty(lead.size + 1, np.int64)
     bounds[:-1] = slot[lead] - 1
     bounds[-1] = count
     first = bounds[:-1]
-    return Slots(cut, slot, differs[1:], split, cut[lead], first, bounds[1:] - first, count)
+    return Slots(cut, slot, moved, split, cut[lead], first, bounds[1:] - first, count)

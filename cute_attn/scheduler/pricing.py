@@ -40,13 +40,14 @@ def price_split(
     rounds: Rounds | None = None,
 ) -> Candidate:
     """The candidate that cuts inside tiles make; `loads`: cost of each block's whole tiles."""
-    slots = number_slots(cuts)
+    # Without loads every block takes part, as long as there is work.
+    slots = number_slots(cuts, repeated=loads is not None)
     costs = line_costs(cuts, loads)
     merge = 0
     if slots is not None:
         # A partial result per piece, and queries loaded once more by who begins inside a tile.
         partial = runs.of_records(records.partial_cost, cuts.run[slots.cut])
-        costs[slots.cut] += slots.moved * (partial + item)
+        costs[slots.cut] += partial + item if slots.moved is None else slots.moved * (partial + item)
         lead_run = cuts.run[slots.lead]
         costs[slots.lead - 1] += runs.of_records(records.partial_cost, lead_run)
         merge_cost = runs.of_records(records.merge_cost, lead_run)
