@@ -39,7 +39,7 @@ class Marks:
     rest: Int64Array
     tile_cost: Int64Array
 
-    def past(self) -> BoolArray:
+    def is_past(self) -> BoolArray:
         """Which of them are nearer to the end of the tile than to its begin."""
         return self.rest + self.rest >= self.tile_cost
 
@@ -93,7 +93,7 @@ def mark_line(runs: Runs, begin_cost: int, shared: Int64Array) -> Marks:
 
 def cut_between_tiles(marks: Marks) -> Cuts:
     """Moves every cut to the nearest tile boundary."""
-    past = marks.past()
+    past = marks.is_past().astype(np.int64)
     cost = marks.begin + past * marks.tile_cost
     return Cuts(marks.tile + past, np.zeros(cost.size, np.int64), marks.run, cost)
 
@@ -113,17 +113,19 @@ def cut_anywhere(records: Records, runs: Runs, marks: Marks, fixed: int, *, near
     at = (marks.rest + (block_cost // 2 - fixed)) // block_cost  # nearest; negative: in `fixed`
     piece = runs.of_records(records.min_piece, marks.run)
     margin = (piece + 1) // 2 if near else piece
-    past: BoolArray = at > blocks - margin
-    inside = (at >= margin) > past
+    is_past: BoolArray = at > blocks - margin
+    is_inside = (at >= margin) > is_past
     short = blocks < 2 * piece
     if np.count_nonzero(short):  # a tile too short to split has its cuts at the nearer end
-        past = np.where(short, marks.past(), past)
-        inside &= ~short
+        is_past = np.where(short, marks.is_past(), is_past)
+        is_inside &= ~short
+    past, inside = is_past.astype(np.int64), is_inside.astype(np.int64)
     if near and most(piece) > 1:
         at = np.minimum(np.maximum(at, piece), blocks - piece)
     at *= inside
-    cost = np.where(inside, at * block_cost + fixed, past * marks.tile_cost)
-    cost += marks.begin
+    cost = marks.begin + past * marks.tile_cost
+    cost += inside * fixed
+    cost += at * block_cost
     return Cuts(marks.tile + past, at, marks.run, cost)
 
 
@@ -213,16 +215,16 @@ def number_slots(cuts: Cuts, *, repeated: bool) -> Slots | None:
     leads[0] = True
     np.not_equal(tile[1:], tile[:-1], out=leads[1:])
     lead = leads.nonzero()[0]
+    leads[0] = False
     split = np.add.accumulate(leads.astype(np.int64))
     # A cut makes one piece more, and the first one in a tile two.
-    slot, moved = np.arange(cut.size), None
+    slot, moved = np.arange(1, cut.size + 1), None
     if repeated:
         cost = cuts.cost[cut]
         moved = np.ones(cut.size, np.bool_)
         np.not_equal(cost[1:], cost[:-1], out=moved[:-1])
-        slot[1:] = np.add.accumulate(moved[:-1], dtype=np.int64)
+        slot[1:] = 1 + np.add.accumulate(moved[:-1], dtype=np.int64)
     slot += split
-    split -= 1
     count = int(slot[-1]) + 1
     bounds = np.empty(lead.size + 1, np.int64)
     bounds[:-1] = slot[lead] - 1

@@ -23,6 +23,7 @@ iterated to convergence: equal input gives an equal plan, to the bit.
 from __future__ import annotations
 
 from operator import attrgetter
+from struct import Struct
 
 import numpy as np
 
@@ -218,6 +219,7 @@ def _listed_places(best: Candidate, num_blocks: int) -> tuple[int, Int64Array | 
     return UNBOUNDED, None
 
 
+_HEADER = Struct(f"={len(HEADER_FIELDS)}i")
 # The columns of a start that are copies of header fields, as indices of those; the others: a 0.
 _START_SOURCES = np.array(
     [HEADER_FIELDS.index(name if name in HEADER_FIELDS else "reserved_15") for name in START_FIELDS]
@@ -260,7 +262,7 @@ def write_plan(
     first_listed, listed = _listed_places(best, num_blocks)
     num_listed = 0 if listed is None else listed.size
     buffer = np.zeros(places_at + (num_listed + 1) // 2, np.int32)
-    buffer[: layout.starts] = Header(
+    header = Header(
         num_requests=n,
         num_tiles=runs.num_tiles,
         num_whole_tiles=best.num_whole,
@@ -276,6 +278,7 @@ def write_plan(
         first_listed_round=first_listed,
         places=places_at if num_listed else 0,
     )
+    _HEADER.pack_into(buffer, 0, *header)
     if listed is not None:
         buffer[places_at:].view(np.uint16)[:num_listed] = listed.reshape(-1)
     _write_cuts(buffer, layout, runs, cuts, slots)
