@@ -9,6 +9,7 @@ block. All of it is integer arithmetic on arrays of num_blocks.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Cuts:
     cost: Int64Array  # cost of everything before the cut
 
 
-@dataclass(slots=True)
+@dataclass
 class Marks:
     """Where the ideal cuts fall: in `tile` of `run`, `rest` of its cost after its begin."""
 
@@ -39,7 +40,8 @@ class Marks:
     rest: Int64Array
     tile_cost: Int64Array
 
-    def is_past(self) -> BoolArray:
+    @cached_property
+    def past(self) -> BoolArray:
         """Which of them are nearer to the end of the tile than to its begin."""
         return self.rest + self.rest >= self.tile_cost
 
@@ -93,7 +95,7 @@ def mark_line(runs: Runs, begin_cost: int, shared: Int64Array) -> Marks:
 
 def cut_between_tiles(marks: Marks) -> Cuts:
     """Moves every cut to the nearest tile boundary."""
-    past = marks.is_past().astype(np.int64)
+    past = marks.past.astype(np.int64)
     cost = marks.begin + past * marks.tile_cost
     return Cuts(marks.tile + past, np.zeros(cost.size, np.int64), marks.run, cost)
 
@@ -117,7 +119,7 @@ def cut_anywhere(records: Records, runs: Runs, marks: Marks, fixed: int, *, near
     is_inside = (at >= margin) > is_past
     short = blocks < 2 * piece
     if np.count_nonzero(short):  # a tile too short to split has its cuts at the nearer end
-        is_past = np.where(short, marks.is_past(), is_past)
+        is_past = np.where(short, marks.past, is_past)
         is_inside &= ~short
     past, inside = is_past.astype(np.int64), is_inside.astype(np.int64)
     if near and most(piece) > 1:

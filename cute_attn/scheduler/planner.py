@@ -226,14 +226,6 @@ _START_SOURCES = np.array(
 )
 # What is copied as a whole: much faster than integer by integer.
 _RECORD = np.dtype((np.void, 4 * len(REQUEST_FIELDS)))
-_CUT = np.dtype(
-    {
-        "names": ["slots"],
-        "formats": [(np.void, 12)],
-        "offsets": [4 * CUT_FIELDS.index("slot")],
-        "itemsize": 4 * len(CUT_FIELDS),
-    }
-)
 _WHOLE_START = np.dtype((np.void, 4 * len(START_FIELDS)))
 _START = np.dtype(
     {
@@ -324,15 +316,19 @@ def _write_cuts(
     rows[:, 0] = cuts.tile
     if runs.num_tiles:
         rows[:, 2] = runs.records_of(cuts.run)
-    rows[:, 3] = -1
     if slots is None:
+        rows[:, 3] = -1
         return
     rows[:, 1] = cuts.block
-    inner = np.empty((slots.cut.size, 3), np.int32)
-    inner[:, 0] = slots.slot
-    inner[:, 1] = slots.first[slots.split]
-    inner[:, 2] = slots.pieces[slots.split]
-    rows.view(_CUT)["slots"][slots.cut] = inner.view(_CUT["slots"])
+    column = np.empty(rows.shape[0], np.int64)  # quick to fill, unlike one of the rows
+    column.fill(-1)
+    column[slots.cut] = slots.slot
+    rows[:, 3] = column
+    column.fill(0)
+    column[slots.cut] = slots.first[slots.split]
+    rows[:, 4] = column
+    column[slots.cut] = slots.pieces[slots.split]
+    rows[:, 5] = column
     splits = buffer[layout.splits : layout.cuts].reshape(-1, len(SPLIT_FIELDS))[: slots.lead.size]
     splits[:, 0] = cuts.tile[slots.lead]
     splits[:, 1] = runs.records_of(cuts.run[slots.lead])

@@ -223,11 +223,9 @@ def _block_cost(
 
 def _falling(values: Int64Array) -> Int64Array:
     """Their order from the largest to the smallest, equal ones by index; none is negative."""
-    key = -values
-    if key.size >= _RADIX_SORT and most(values) < 1 << 16:
-        key += (1 << 16) - 1
-        return key.astype(np.uint16).argsort(kind="stable")  # a radix sort
-    return key.argsort(kind="stable")
+    if values.size >= _RADIX_SORT and most(values) < 1 << 16:
+        return ((1 << 16) - 1 - values).astype(np.uint16).argsort(kind="stable")  # a radix sort
+    return (-values).argsort(kind="stable")
 
 
 def make_runs(records: Records, geometry: Geometry, cost: CostModel) -> Runs:
