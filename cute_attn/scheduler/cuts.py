@@ -32,13 +32,13 @@ class Cuts:
 
 @dataclass
 class Marks:
-    """Where the ideal cuts fall: in `tile` of `run`, `rest` of its cost after its begin."""
+    """Where the ideal cuts fall: in tile `local` of `run`, `rest` of its cost after its begin."""
 
     run: Int64Array
-    tile: Int64Array
-    begin: Int64Array  # cost of everything before the tile
-    rest: Int64Array
+    begin: Int64Array  # cost of everything before the run
     tile_cost: Int64Array
+    local: Int64Array
+    rest: Int64Array
 
     @cached_property
     def past(self) -> BoolArray:
@@ -87,17 +87,17 @@ def mark_line(runs: Runs, begin_cost: int, shared: Int64Array) -> Marks:
     """
     position = shared + begin_cost if begin_cost else shared
     run = runs.cost_begin[1:-1].searchsorted(position, "right")
-    tile_cost = runs.tile_cost[run]
+    begin, tile_cost = runs.cost_begin[run], runs.tile_cost[run]
     # The very end is the end of the last run's last tile: `local` is then the run's `heads`.
-    local, rest = np.divmod(position - runs.cost_begin[run], tile_cost)
-    return Marks(run, runs.tiles_before(run) + local, position - rest, rest, tile_cost)
+    local, rest = np.divmod(position - begin, tile_cost)
+    return Marks(run, begin, tile_cost, local, rest)
 
 
-def cut_between_tiles(marks: Marks) -> Cuts:
+def cut_between_tiles(runs: Runs, marks: Marks) -> Cuts:
     """Moves every cut to the nearest tile boundary."""
-    past = marks.past.astype(np.int64)
-    cost = marks.begin + past * marks.tile_cost
-    return Cuts(marks.tile + past, np.zeros(cost.size, np.int64), marks.run, cost)
+    local = marks.local + marks.past
+    cost = marks.begin + local * marks.tile_cost
+    return Cuts(runs.tiles_before(marks.run) + local, np.zeros_like(cost), marks.run, cost)
 
 
 def cut_anywhere(records: Records, runs: Runs, marks: Marks, fixed: int, *, near: bool) -> Cuts:
@@ -121,14 +121,15 @@ def cut_anywhere(records: Records, runs: Runs, marks: Marks, fixed: int, *, near
     if np.count_nonzero(short):  # a tile too short to split has its cuts at the nearer end
         is_past = np.where(short, marks.past, is_past)
         is_inside &= ~short
-    past, inside = is_past.astype(np.int64), is_inside.astype(np.int64)
+    inside = is_inside.astype(np.int64)
     if near and most(piece) > 1:
         at = np.minimum(np.maximum(at, piece), blocks - piece)
     at *= inside
-    cost = marks.begin + past * marks.tile_cost
+    local = marks.local + is_past
+    cost = marks.begin + local * marks.tile_cost
     cost += inside * fixed
     cost += at * block_cost
-    return Cuts(marks.tile + past, at, marks.run, cost)
+    return Cuts(runs.tiles_before(marks.run) + local, at, marks.run, cost)
 
 
 def cut_evenly(records: Records, runs: Runs, num_blocks: int) -> Cuts | None:

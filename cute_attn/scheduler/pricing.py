@@ -46,11 +46,10 @@ def price_split(
     merge = 0
     if slots is not None:
         # A partial result per piece, and queries loaded once more by who begins inside a tile.
-        partial = runs.of_records(records.partial_cost, cuts.run[slots.cut])
+        partial = runs.of_records(records.partial_cost, cuts.run, slots.cut)
         costs[slots.cut] += partial + item if slots.moved is None else slots.moved * (partial + item)
-        lead_run = cuts.run[slots.lead]
-        costs[slots.lead - 1] += runs.of_records(records.partial_cost, lead_run)
-        merge_cost = runs.of_records(records.merge_cost, lead_run)
+        costs[slots.lead - 1] += runs.of_records(records.partial_cost, cuts.run, slots.lead)
+        merge_cost = runs.of_records(records.merge_cost, cuts.run, slots.lead)
         merge = cost.merge_ns + most(slots.pieces * merge_cost)  # the tile with the most to read
     return Candidate(num_whole, cuts, costs, merge, rounds, slots)
 

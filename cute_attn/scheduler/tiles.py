@@ -119,9 +119,11 @@ class Runs:
         """The records of some runs."""
         return run if isinstance(self.records, slice) else self.records[run]
 
-    def of_records(self, values: Each, run: Int64Array) -> Each:
-        """Values of the records of some runs."""
-        return values[self.records_of(run)] if isinstance(values, np.ndarray) else values
+    def of_records(self, values: Each, run: Int64Array, which: Int64Array | None = None) -> Each:
+        """Values of the records of some runs; `which` of those."""
+        if not isinstance(values, np.ndarray):
+            return values
+        return values[self.records_of(run if which is None else run[which])]
 
 
 def sort_requests(
