@@ -19,7 +19,6 @@ from cute_attn.abi import UNBOUNDED
 from cute_attn.scheduler.batch import Geometry
 from cute_attn.scheduler.each import Each, at_least
 
-
 _MIN_PIECE_KEYS = 64  # 1 x 1k keys, 32/8 heads: 5.7 us, 6.1 with 128
 
 

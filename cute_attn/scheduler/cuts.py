@@ -208,7 +208,7 @@ class Slots:
 def number_slots(cuts: Cuts, *, repeated: bool) -> Slots | None:
     """Numbers the partial slots along the line; None if every cut lies between tiles.
 
-    `repeated`: some blocks may have no share, and their cuts are those of the blocks before them.
+    `repeated`: cuts inside tiles may be those of the blocks before them, which have no share.
     """
     cut = cuts.block.nonzero()[0]
     if cut.size == 0:

@@ -45,12 +45,12 @@ class DecodeCosts:
                 f"q_len is {q_len}: {rows} packed query rows; a tile has {geometry.tile_q}"
             )
         block_cost = most(cost.block(geometry, 1))
-        partial_cost = rows * cost.partial_row_ps // 1000
+        partial_cost = int(rows * cost.partial_row_ps // 1000)
         return cls(
             block_cost=block_cost,
             item_cost=cost.item(geometry),
             partial_cost=partial_cost,
-            merge_cost=rows * cost.merge_row_ps // 1000,
+            merge_cost=int(rows * cost.merge_row_ps // 1000),
             merge_ns=cost.merge_ns,
             min_piece=most(shortest_piece(geometry, partial_cost, block_cost)),
         )

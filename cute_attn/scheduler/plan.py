@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Plan:
-    """A plan and what is known about it.
+    """A plan and what is known about it; not to be changed.
 
     Attributes:
         buffer: (layout.used_size(num_requests, listed rounds),) int32, what goes to the device.

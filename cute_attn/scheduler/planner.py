@@ -270,7 +270,7 @@ def write_plan(
         first_listed_round=first_listed,
         places=places_at if num_listed else 0,
     )
-    _HEADER.pack_into(buffer, 0, *header)
+    _HEADER.pack_into(buffer.data, 0, *header)
     if listed is not None:
         buffer[places_at:].view(np.uint16)[:num_listed] = listed.reshape(-1)
     _write_cuts(buffer, layout, runs, cuts, slots)

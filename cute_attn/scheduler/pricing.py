@@ -40,14 +40,15 @@ def price_split(
     rounds: Rounds | None = None,
 ) -> Candidate:
     """The candidate that cuts inside tiles make; `loads`: cost of each block's whole tiles."""
-    # Without loads every block takes part, as long as there is work.
+    # Without loads only blocks behind the end of the line have no share.
     slots = number_slots(cuts, repeated=loads is not None)
     costs = line_costs(cuts, loads)
     merge = 0
     if slots is not None:
         # A partial result per piece, and queries loaded once more by who begins inside a tile.
         partial = runs.of_records(records.partial_cost, cuts.run, slots.cut)
-        costs[slots.cut] += partial + item if slots.moved is None else slots.moved * (partial + item)
+        begins = partial + item
+        costs[slots.cut] += begins if slots.moved is None else slots.moved * begins
         costs[slots.lead - 1] += runs.of_records(records.partial_cost, cuts.run, slots.lead)
         merge_cost = runs.of_records(records.merge_cost, cuts.run, slots.lead)
         merge = cost.merge_ns + most(slots.pieces * merge_cost)  # the tile with the most to read

@@ -20,7 +20,6 @@ from cute_attn.scheduler.decode import DecodeCosts
 from cute_attn.scheduler.each import (
     Each,
     Int64Array,
-    at_most,
     most,
     pick,
     running_sum,
@@ -35,8 +34,9 @@ def last_tile_blocks(
     geometry: Geometry, requests: RequestBatch, row: Each, row_end: Each
 ) -> Int64Array:
     """KV blocks of each request's last tile, of packed query rows [row, row_end)."""
-    if requests.aligned and geometry.window_left == UNBOUNDED:
-        return (requests.kv_len + (geometry.tile_kv - 1)) // geometry.tile_kv
+    if requests.aligned and geometry.window_left == UNBOUNDED:  # it sees all keys
+        blocks: Int64Array = (requests.kv_len + (geometry.tile_kv - 1)) // geometry.tile_kv
+        return blocks
     shift, see_last = requests.q_pos - requests.kv_pos, requests.aligned
     return visible_blocks(geometry, shift, requests.kv_len, row, row_end, see_last=see_last)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from cute_attn import PagedKV
-from cute_attn.scheduler import ARRIVALS_BYTES
+from cute_attn.scheduler import ARRIVALS_BYTES, RequestBatch
 
 BF16 = torch.bfloat16
 PAGES = [3500, 10, 3500]  # of 16 tokens, all of them page 0
@@ -53,6 +54,14 @@ def test_two_launches_share_the_sms(fake_gpu: Any) -> None:
         assert prefill.params[name] == decode.params[name] != 0
     for name in ("plan", "arrivals", "partial_out", "partial_lse"):
         assert prefill.params[name] != decode.params[name]
+
+
+@pytest.mark.parametrize("q_lens", [[1, 1, 1], [100, 9, 30]])
+def test_requests_of_one_kind_are_not_taken_apart(fake_gpu: Any, q_lens: list[int]) -> None:
+    batch = fake_gpu.batch(8, 2, 128)
+    with mock.patch.object(RequestBatch, "select", autospec=True) as select:
+        batch.plan(*step(q_lens, PAGES))
+    assert len(batch.plans) == 1 and not select.called
 
 
 def test_both_launches_are_explained(fake_gpu: Any) -> None:

@@ -12,6 +12,15 @@ from cute_attn.abi import UNBOUNDED, PlanLayout
 from cute_attn.scheduler import CostModel, Geometry, Gpu, RequestBatch, max_slots, workspace_size
 
 
+@pytest.mark.parametrize(
+    ("q_len", "least", "most", "equal"),
+    [([], 0, 0, 0), ([3, 3], 3, 3, 3), ([4, 0, 7], 0, 7, 0), ([0, 0], 0, 0, 0)],
+)
+def test_shortest_and_longest_query(q_len: list[int], least: int, most: int, equal: int) -> None:
+    batch = RequestBatch.from_lengths(np.array(q_len, np.int64), np.array(q_len, np.int64))
+    assert (batch.least_q_len, batch.most_q_len, batch.equal_q_len) == (least, most, equal)
+
+
 def test_positions_are_bottom_right_aligned_by_default() -> None:
     batch = RequestBatch([0, 4], [4, 1], [0, 9], [9, 3], kv_pos=[0, 100])
     assert batch.q_pos.tolist() == [5, 102]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import plan_cases as cases
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cute_attn.scheduler import CostModel, Geometry, RequestBatch, plan_batch
-from cute_attn.scheduler.cuts import share_line, share_line_equally
+from cute_attn.scheduler import CostModel, Geometry, RequestBatch, plan_batch, pricing
+from cute_attn.scheduler.cuts import Cuts, share_line, share_line_equally
 from cute_attn.scheduler.rounds import hand_out_rounds
 from cute_attn.scheduler.tiles import sort_requests
 
@@ -23,7 +25,50 @@ def test_blocks_without_a_load_share_equally(
     general, smallest = share_line(np.zeros(num_blocks, np.int64), line_cost, min_share)
     shared, share = share_line_equally(num_blocks, line_cost, min_share)
     assert share == smallest
-    assert np.minimum(shared, line_cost).tolist() == np.minimum(general, line_cost).tolist()
+    assert shared.tolist() == general.tolist()
+
+
+@given(keys, st.integers(1, 4), cases.geometries, cases.num_blocks, cases.costs, cases.min_pieces)
+@settings(max_examples=120)
+def test_lines_without_loads_repeat_no_cut(
+    kv_len: list[int],
+    most_q_len: int,
+    geometry: Geometry,
+    num_blocks: int,
+    cost: CostModel,
+    min_piece: int | None,
+) -> None:
+    """Slots are then numbered without a look at which cuts are the same."""
+    q_len = [1 + i % most_q_len for i in range(len(kv_len))]
+    requests = RequestBatch.from_lengths(q_len, kv_len)
+    wrapped = mock.Mock(wraps=pricing.number_slots)
+    with mock.patch.object(pricing, "number_slots", wrapped):
+        plan_batch(requests, geometry, num_blocks, cost=cost, min_piece=min_piece)
+    for call in wrapped.call_args_list:
+        (cuts,) = call.args
+        slots, general = (pricing.number_slots(cuts, repeated=flag) for flag in (False, True))
+        if call.kwargs["repeated"] or slots is None or general is None:
+            continue
+        assert general.moved is not None and general.moved.all()
+        assert general.slot.tolist() == slots.slot.tolist()
+        assert general.first.tolist() == slots.first.tolist()
+        assert general.pieces.tolist() == slots.pieces.tolist()
+
+
+def test_repeated_cuts_share_a_slot() -> None:
+    """Four cuts: twice the same one in the first tile, one more there, one in the next."""
+    tile, block = np.array([0, 3, 3, 3, 4, 9]), np.array([0, 2, 2, 5, 1, 0])
+    cost = 100 * tile + 10 * block
+    slots = pricing.number_slots(Cuts(tile, block, tile, cost), repeated=True)
+    assert slots is not None and slots.moved is not None
+    assert slots.cut.tolist() == [1, 2, 3, 4]
+    assert slots.moved.tolist() == [False, True, True, True]
+    assert slots.slot.tolist() == [1, 1, 2, 4]
+    assert slots.split.tolist() == [0, 0, 0, 1]
+    assert slots.lead.tolist() == [1, 4]
+    assert slots.first.tolist() == [0, 3]
+    assert slots.pieces.tolist() == [3, 2]
+    assert slots.count == 5
 
 
 def test_any_kind_of_integer_will_do() -> None:
