@@ -147,9 +147,8 @@ def cut_evenly(records: Records, runs: Runs, num_blocks: int) -> Cuts | None:
     block_cost = pick(records.block_cost, runs.records)
     loop = blocks * block_cost
     fixed = runs.tile_cost - loop
-    dearest = int(loop.max())
     tried = np.arange(1, min(num_blocks - runs.num_tiles + 1, _MOST_PIECES) + 1)[:, None]
-    longest = np.maximum((dearest + (tried - 1)) // tried, 1)
+    longest = np.maximum((most(loop) + (tried - 1)) // tried, 1)
     limit = np.maximum(blocks // pick(records.min_piece, runs.records), 1)
     # (tried, runs) pieces per tile, and when the last of them is merged.
     pieces = np.maximum(np.minimum((loop + (longest - 1)) // longest, limit), 1)
@@ -157,27 +156,25 @@ def cut_evenly(records: Records, runs: Runs, num_blocks: int) -> Cuts | None:
     merge = pieces * pick(records.merge_cost, runs.records)
     merge += pick(records.partial_cost, runs.records)
     ends += merge * (pieces > 1)
-    finish = ends.max(axis=1)
-    finish[(heads * pieces).sum(axis=1) > num_blocks] = np.iinfo(np.int64).max
-    best = int(finish.argmin())
-    of_run = pieces[best]
-    if int(of_run.max()) == 1:
+    per_run = heads * pieces
+    finish = np.maximum.reduce(ends, axis=1)
+    finish[np.add.reduce(per_run, axis=1) > num_blocks] = np.iinfo(np.int64).max
+    best = finish.argmin()
+    of_tile, per_run = pieces[best], per_run[best]
+    if most(of_tile) == 1:
         return None
 
-    per_run = heads * of_run
-    run = np.arange(per_run.size).repeat(per_run)
-    own = np.arange(run.size) - (per_run.cumsum() - per_run)[run]
-    local, piece = own // of_run[run], own % of_run[run]
-    at = piece * blocks[run] // of_run[run]
+    # A cut before every piece; the others at the end of the last run.
+    begin = running_sum(per_run, per_run.size)
+    cuts = per_run.copy()
+    cuts[-1] += num_blocks + 1 - begin[-1]
+    run = np.arange(per_run.size).repeat(cuts)
+    own = np.minimum(np.arange(num_blocks + 1), begin[-1]) - begin[run]
+    local, piece = np.divmod(own, of_tile[run])
+    at = piece * blocks[run] // of_tile[run]
     cost = runs.cost_begin[run] + local * runs.tile_cost[run]
     cost += (piece > 0) * (fixed[run] + at * pick(block_cost, run))
-    unused = num_blocks + 1 - run.size
-    end = (runs.num_tiles, 0, per_run.size - 1, runs.total_cost)
-    tile, at, run, cost = (
-        np.concatenate((begins, np.full(unused, value)))
-        for begins, value in zip((runs.tiles_before(run) + local, at, run, cost), end, strict=True)
-    )
-    return Cuts(tile, at, run, cost)
+    return Cuts(runs.tiles_before(run) + local, at, run, cost)
 
 
 @dataclass(slots=True)
