@@ -50,11 +50,23 @@ class KernelChoice:
         tiles = dispatch.tiles_per_sm(requests.q_len, longest, heads, num_sms)
         # Of larger numbers it does not matter how large they are.
         rows, tiles = min(longest, dispatch.SMALL_ROWS + 1), min(tiles, dispatch.FEW_TILES + 1)
-        problem, schedule = self._problem(step.page_size), schedule or self._schedule
-        long = dispatch.is_long(problem, requests.q_len, requests.kv_len, step.band)
-        key = (step.page_size, rows, tiles, long, schedule)
+        schedule = schedule or self._schedule
+        spec = self._chosen(step.page_size, rows, tiles, False, schedule)
+        if spec.schedule != dispatch.HOPPER_TILE:  # the only one with a tile for long keys
+            return spec
+        problem = self._problem(step.page_size)
+        if not dispatch.is_long(problem, requests.q_len, requests.kv_len, step.band):
+            return spec
+        return self._chosen(step.page_size, rows, tiles, True, schedule)
+
+    def _chosen(
+        self, page_size: int | None, rows: int, tiles: int, long: bool, schedule: str | None
+    ) -> KernelSpec:
+        """`dispatch.choose`, asked once."""
+        key = (page_size, rows, tiles, long, schedule)
         spec = self._specs.get(key)
         if spec is None:
+            problem = self._problem(page_size)
             spec = self._specs[key] = dispatch.choose(
                 problem, rows=rows, tiles_per_sm=tiles, long=long, schedule=schedule
             )
