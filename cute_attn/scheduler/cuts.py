@@ -35,6 +35,7 @@ class Marks:
     """Where the ideal cuts fall: in tile `local` of `run`, `rest` of its cost after its begin."""
 
     run: Int64Array
+    tile: Int64Array  # first of the run
     begin: Int64Array  # cost of everything before the run
     tile_cost: Int64Array
     local: Int64Array
@@ -90,14 +91,14 @@ def mark_line(runs: Runs, begin_cost: int, shared: Int64Array) -> Marks:
     begin, tile_cost = runs.cost_begin[run], runs.tile_cost[run]
     # The very end is the end of the last run's last tile: `local` is then the run's `heads`.
     local, rest = np.divmod(position - begin, tile_cost)
-    return Marks(run, begin, tile_cost, local, rest)
+    return Marks(run, runs.tiles_before(run), begin, tile_cost, local, rest)
 
 
-def cut_between_tiles(runs: Runs, marks: Marks) -> Cuts:
+def cut_between_tiles(marks: Marks) -> Cuts:
     """Moves every cut to the nearest tile boundary."""
     local = marks.local + marks.past
     cost = marks.begin + local * marks.tile_cost
-    return Cuts(runs.tiles_before(marks.run) + local, np.zeros_like(cost), marks.run, cost)
+    return Cuts(marks.tile + local, np.zeros(local.size, np.int64), marks.run, cost)
 
 
 def cut_anywhere(records: Records, runs: Runs, marks: Marks, fixed: int, *, near: bool) -> Cuts:
@@ -129,7 +130,7 @@ def cut_anywhere(records: Records, runs: Runs, marks: Marks, fixed: int, *, near
     cost = marks.begin + local * marks.tile_cost
     cost += inside * fixed
     cost += at * block_cost
-    return Cuts(runs.tiles_before(marks.run) + local, at, marks.run, cost)
+    return Cuts(marks.tile + local, at, marks.run, cost)
 
 
 def cut_evenly(records: Records, runs: Runs, num_blocks: int) -> Cuts | None:

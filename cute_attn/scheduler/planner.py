@@ -195,7 +195,7 @@ def _hand_out(
             splits.append(price_split(records, runs, even, item, cost))
     # With all tiles on the line, cut between them, a block has the longest tile.
     if num_whole or not splits or splits[0].finish >= longest:
-        cuts = cut_between_tiles(runs, marks)
+        cuts = cut_between_tiles(marks)
         candidates.append(Candidate(num_whole, cuts, line_costs(cuts, loads), rounds=rounds))
     return min(candidates + splits, key=_FINISH)
 
