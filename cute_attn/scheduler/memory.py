@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from cute_attn.abi.plan import REQUEST_FIELDS, START_FIELDS, START_RECORD
+from cute_attn.abi.plan import REQUEST_FIELDS
 from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.each import Int64Array
 from cute_attn.scheduler.plan import Plan
+from cute_attn.scheduler.starts import renew_starts
 from cute_attn.scheduler.tiles import Records, last_tile_blocks
 
 
@@ -58,9 +59,8 @@ class PlanMemory:
         buffer, layout, count = plan.buffer.copy(), plan.layout, plan.num_requests
         places = layout.places(count)
         records = buffer[layout.requests : places].reshape(count + 1, len(REQUEST_FIELDS))
-        starts = buffer[layout.starts : layout.splits].reshape(-1, len(START_FIELDS))
         records[:count, :6] = requests.table.take(self._order, axis=1).T
-        starts[:, START_RECORD] = records.take(starts[:, 1], axis=0)
+        renew_starts(buffer, layout, count)
         return replace(plan, buffer=buffer)
 
     def _same_ids(self, ids: Int64Array | None) -> bool:

@@ -32,7 +32,6 @@ from cute_attn.abi.plan import (
     HEADER_FIELDS,
     REQUEST_FIELDS,
     SPLIT_FIELDS,
-    START_FIELDS,
     UNBOUNDED,
     Header,
     IntArray,
@@ -57,6 +56,7 @@ from cute_attn.scheduler.memory import PlanMemory
 from cute_attn.scheduler.plan import Plan
 from cute_attn.scheduler.pricing import Candidate, line_costs, price_split, price_whole
 from cute_attn.scheduler.rounds import hand_out_rounds, sort_last_rounds
+from cute_attn.scheduler.starts import write_starts
 from cute_attn.scheduler.tiles import Records, Runs, make_runs, sort_requests
 from cute_attn.scheduler.workspace import max_slots
 
@@ -220,21 +220,6 @@ def _listed_places(best: Candidate, num_blocks: int) -> tuple[int, Int64Array | 
 
 
 _HEADER = Struct(f"={len(HEADER_FIELDS)}i")
-# The columns of a start that are copies of header fields, as indices of those; the others: a 0.
-_START_SOURCES = np.array(
-    [HEADER_FIELDS.index(name if name in HEADER_FIELDS else "reserved_15") for name in START_FIELDS]
-)
-# What is copied as a whole: much faster than integer by integer.
-_RECORD = np.dtype((np.void, 4 * len(REQUEST_FIELDS)))
-_WHOLE_START = np.dtype((np.void, 4 * len(START_FIELDS)))
-_START = np.dtype(
-    {
-        "names": ["tile", "request", "record"],
-        "formats": [np.int32, np.int32, _RECORD],
-        "offsets": [4 * START_FIELDS.index(name) for name in ("tile", "request", "record_0")],
-        "itemsize": _WHOLE_START.itemsize,
-    }
-)
 
 
 def write_plan(
@@ -288,12 +273,7 @@ def write_plan(
         tile = np.where(whole < best.num_whole, whole, tile)
     # Without work: the sentinel.
     request = tile // tiles if isinstance(tiles, int) else ends.searchsorted(tile, "right")
-    starts = buffer[layout.starts : layout.splits]
-    starts.view(_WHOLE_START)[:] = buffer[_START_SOURCES].view(_WHOLE_START)
-    columns = starts.view(_START)
-    columns["tile"] = tile
-    columns["request"] = request
-    columns["record"] = buffer[layout.requests : places_at].view(_RECORD).take(request)
+    write_starts(buffer, layout, n, tile, request)
     return Plan(
         buffer=buffer,
         layout=layout,
