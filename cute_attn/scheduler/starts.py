@@ -12,6 +12,7 @@ from cute_attn.abi.plan import (
     HEADER_FIELDS,
     REQUEST_FIELDS,
     START_FIELDS,
+    START_RECORD,
     IntArray,
     PlanLayout,
 )
@@ -27,7 +28,11 @@ _START = np.dtype(
     {
         "names": ["tile", "request", "record"],
         "formats": [np.int32, np.int32, _RECORD],
-        "offsets": [4 * START_FIELDS.index(name) for name in ("tile", "request", "record_0")],
+        "offsets": [
+            4 * START_FIELDS.index("tile"),
+            4 * START_FIELDS.index("request"),
+            4 * START_RECORD.start,
+        ],
         "itemsize": _ROW.itemsize,
     }
 )
