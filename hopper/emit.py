@@ -145,7 +145,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         arch=spec.arch,
         threads=tile.threads,
         smem_bytes=smem_bytes,
-        blocks_per_sm=1,
+        blocks_per_sm=tile.blocks_per_sm,
         params=params,
         include_dirs=include_dirs(),
         dependent_launch=True,

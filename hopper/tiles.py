@@ -84,6 +84,36 @@ _MASKED_192_128 = replace(_TWO_Q_TILES, kv=96)
 # causal at 2k +2 %; full at 2k -1.5 %).
 _SHORT_256 = replace(_TABLE[256, 256], kv=64)
 
+# Where no request has more packed rows than one consumer warpgroup owns (a few tokens each, short
+# prompts) a second one would compute padding. us with two and one: 64/8 heads, 4 tokens each, 1 x
+# 8k keys 20.3 and 16.5, 16 x 1k 24.9 and 23.3, 256 x 1k 295 and 288, 16 x 8k of pages of 16 130.5
+# and 131.9, ragged 127.4 and 124.1; 64 prompts of 64 tokens, 32 heads, 62.1 and 51.4. Other head
+# dims -3 to -25 %. Producers with 40 registers spill: the launch leaves plenty.
+FEW_ROWS = 64
+_ONE_CONSUMER = Tile(
+    q=64,
+    kv=128,
+    stages=3,
+    threads=256,
+    producer_registers=72,
+    consumer_registers=240,
+    q_stages=2,
+)
+_FEW_ROWS_TABLE: dict[tuple[int, int], Tile] = {
+    # Two Q tiles and six stages: 0 to +8 %.
+    (64, 64): replace(_ONE_CONSUMER, stages=4, q_stages=1, q_in_registers=True),
+    (80, 80): _ONE_CONSUMER,
+    (96, 96): _ONE_CONSUMER,
+    (112, 112): _ONE_CONSUMER,
+    # Queries in registers: the same, and 1 to 2 % more for short prompts.
+    (128, 128): _ONE_CONSUMER,
+    (192, 128): replace(_ONE_CONSUMER, stages=2),
+    (192, 192): replace(_ONE_CONSUMER, kv=112, stages=2),
+    # Long keys: the third stage instead of a second Q tile -0 to -2 %, short ones +1 to +2 %.
+    (256, 256): replace(_ONE_CONSUMER, kv=64, q_stages=1),
+}
+_FEW_ROWS_SHORT_256 = replace(_ONE_CONSUMER, kv=64, stages=2)
+
 # Keys per query token, in the mean of a step, from which keys are long. A mask hides more of a
 # block the larger it is, so with one three consumers pay later (head_dim 80 and 96 causal: at 4k -3
 # %, at 16k +2 %).
@@ -117,19 +147,31 @@ def default_tile(
     loader: str,
     variant: Variant | None = None,
     *,
+    rows: int | None = None,
     page_size: int | None = None,
     long: bool = False,
 ) -> Tile | None:
     """The table's row for a kernel, or None if the head dims are not in it.
 
-    `long`: the step's query tokens see `long_keys` keys or more, in the mean.
+    Args:
+        head_dim_qk, head_dim_vo, loader, variant: of the kernel.
+        rows: packed query rows of the longest request; None: any number.
+        page_size: tokens per page, if KV comes in pages.
+        long: the step's query tokens see `long_keys` keys or more, in the mean.
     """
     dims = (head_dim_qk, head_dim_vo)
-    tile = _TABLE.get(dims)
+    few = rows is not None and rows <= FEW_ROWS
+    tile = (_FEW_ROWS_TABLE if few else _TABLE).get(dims)
     if tile is None:
         return None
     hooks = variant is not None and bool(variant.logits or not variant.band_is_mask)
     masked = variant is not None and bool(variant.mask)
+    if few:
+        if not long and dims == (256, 256):
+            tile = _FEW_ROWS_SHORT_256
+        if hooks:
+            tile = replace(tile, kv=min(tile.kv, _HOOK_KV[dims][loader == "gather"]))
+        return tile
     if long and loader == "ragged" and variant and not hooks and dims in _THREE_CONSUMERS:
         return _FULL_64 if dims == (64, 64) and not masked else _THREE_CONSUMERS[dims]
     if not long and dims == (256, 256):
@@ -194,7 +236,7 @@ def tile_reasons(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> list[str]:
         reasons.append(f"{used} bytes of shared memory; a block has {SMEM_PER_BLOCK}")
     # setmaxnreg moves registers within what the block was launched with: asking for more waits for
     # ever. A block is launched with what the launch bounds leave each thread, in steps of 8.
-    pool = tile.threads * (REGISTERS_PER_SM // tile.threads // 8 * 8)
+    pool = tile.threads * (REGISTERS_PER_SM // (tile.threads * tile.blocks_per_sm) // 8 * 8)
     registers = 128 * (tile.producer_registers + consumers * tile.consumer_registers)
     if registers > pool:
         reasons.append(f"{registers} registers after setmaxnreg; the block is launched with {pool}")

@@ -6,7 +6,8 @@
                                                               sizes that are a multiple of 16) or
                                                               gather (any other page size); of
                                                               some head dims another tile if rows
-                                                              see many keys (`is_long`)
+                                                              see many keys (`is_long`), of
+                                                              half the rows if no request has more
     sm_80, sm_86, sm_89, sm_90                                ampere_decode / ampere_tile
 
 Where the Hopper kernel has no row in its table for the head dims, ampere_tile for sm_90 is taken.
@@ -30,6 +31,8 @@ IntArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 SMALL_ROWS = max(ampere.DECODE_ROWS)
 """Packed query rows up to which a request is decoded rather than prefilled."""
+MOST_ROWS = hopper.FEW_ROWS
+"""Packed query rows of the longest request above which it does not matter how many there are."""
 FEW_TILES = max(ampere.TILES_PER_SM)
 """Query tiles per SM up to which decode steps take kernels of larger blocks."""
 
@@ -209,7 +212,8 @@ def all_specs(problem: Problem, schedule: str | None = None) -> list[KernelSpec]
         for rows in ampere.DECODE_ROWS
         for tiles in (None, *ampere.TILES_PER_SM)
     ]
-    steps = [*decodes, (None, None, False), (None, None, True)]
+    few = [(MOST_ROWS, None, long) for long in (False, True)]
+    steps = [*decodes, *few, (None, None, False), (None, None, True)]
     specs = (
         choose(problem, rows=rows, tiles_per_sm=tiles, long=long, schedule=schedule)
         for rows, tiles, long in steps
@@ -233,7 +237,7 @@ def default_tile(
     """The row of the architecture's tile table, or None."""
     if schedule == HOPPER_TILE:
         return hopper.default_tile(
-            head_dim_qk, head_dim_vo, loader, variant, page_size=page_size, long=long
+            head_dim_qk, head_dim_vo, loader, variant, rows=rows, page_size=page_size, long=long
         )
     try:
         return ampere.tiles(arch, schedule, head_dim_qk, rows, tiles_per_sm=tiles_per_sm)

@@ -49,7 +49,7 @@ class KernelChoice:
         heads = self._shape.num_kv_heads
         tiles = dispatch.tiles_per_sm(requests.q_len, longest, heads, num_sms)
         # Of larger numbers it does not matter how large they are.
-        rows, tiles = min(longest, dispatch.SMALL_ROWS + 1), min(tiles, dispatch.FEW_TILES + 1)
+        rows, tiles = min(longest, dispatch.MOST_ROWS + 1), min(tiles, dispatch.FEW_TILES + 1)
         schedule = schedule or self._schedule
         spec = self._chosen(step.page_size, rows, tiles, False, schedule)
         if spec.schedule != dispatch.HOPPER_TILE:  # the only one with a tile for long keys

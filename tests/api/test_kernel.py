@@ -117,13 +117,22 @@ def test_tiles_per_sm(q_len: list[int], rows: int, expected: int) -> None:
 def test_long_keys_take_another_tile_where_there_is_one() -> None:
     for variant in (causal(), causal() & sliding_window()):
         own = replace(problem("sm_90a", None, dim=64), variant=variant)
-        *decodes, short, long = dispatch.all_specs(own)
+        *decodes, few, short, long = dispatch.all_specs(own)
         assert {spec.schedule for spec in decodes} == {"ampere_decode"}
+        assert (few.schedule, few.tile.q) == ("hopper_tile", 64)
         assert (short.tile.q, long.tile.q) == (128, 192)
         assert replace(long, tile=short.tile) == short and supports(long) == []
     for other in (problem("sm_90a"), problem("sm_90a", 16, dim=64), problem("sm_80", None, dim=64)):
         tiles = [s for s in dispatch.all_specs(other) if s.schedule != "ampere_decode"]
-        assert len(tiles) == 1
+        assert [spec.tile.q for spec in tiles] == ([64, 128] if other.arch == "sm_90a" else [128])
+
+
+def test_few_rows_take_one_consumer() -> None:
+    for dim in (64, 128, 256):
+        rows = [choose(problem("sm_90a", dim=dim), rows=rows) for rows in (17, 64, 65, None)]
+        assert [spec.schedule for spec in rows] == ["hopper_tile"] * 4
+        assert [spec.tile.q for spec in rows] == [64, 64, 128, 128]
+        assert [spec.tile.threads for spec in rows] == [256, 256, 384, 384]
 
 
 @pytest.mark.parametrize(

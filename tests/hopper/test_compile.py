@@ -16,13 +16,20 @@ Dims = int | tuple[int, int]  # head_dim, or (head_dim_qk, head_dim_vo)
 
 
 def build(
-    dims: Dims, dtype: str, loader: str, group: int, variant: Variant, *, long: bool = False
+    dims: Dims,
+    dtype: str,
+    loader: str,
+    group: int,
+    variant: Variant,
+    *,
+    rows: int | None = None,
+    long: bool = False,
 ) -> CompiledKernel:
     """`loader`: may have a page size behind it, "paged16"."""
     qk, vo = (dims, dims) if isinstance(dims, int) else dims
     loader, digits = loader.rstrip("0123456789"), loader.strip("adeghprt")
     page_size = int(digits) if digits else None
-    tile = hopper.default_tile(qk, vo, loader, variant, page_size=page_size, long=long)
+    tile = hopper.default_tile(qk, vo, loader, variant, rows=rows, page_size=page_size, long=long)
     assert tile is not None
     kernel = hopper.emit(
         KernelSpec("sm_90a", "hopper_tile", dtype, qk, vo, loader, group, variant, tile)
@@ -37,7 +44,7 @@ def assert_clean(kernel: CompiledKernel) -> None:
     assert kernel.resources.lint() == []
     threads = int(re.findall(r"kThreads = (\d+);", kernel.request.source)[0])
     # What so many threads can start with.
-    assert kernel.resources.registers == {384: 168, 512: 128}[threads]
+    assert kernel.resources.registers == {256: 240, 384: 168, 512: 128}[threads]
 
 
 REPRESENTATIVE = [
@@ -51,6 +58,13 @@ REPRESENTATIVE = [
     (80, "fp16", "gather", 1, full()),
     ((192, 128), "bf16", "paged", 1, causal()),
     (256, "bf16", "ragged", 5, full()),
+]
+FEW_ROWS = [
+    (64, "bf16", "gather", 3, causal() & sliding_window()),
+    (128, "bf16", "paged16", 8, causal()),
+    (128, "fp16", "ragged", 1, causal() & soft_cap()),
+    ((192, 128), "bf16", "paged", 1, causal()),
+    (256, "bf16", "gather", 4, causal()),
 ]
 MATRIX = [
     (dims, dtype, loader, 4, variant)
@@ -76,10 +90,16 @@ def test_compiles_clean(case: tuple[Dims, str, str, int, Variant]) -> None:
     assert_clean(build(*case))
 
 
+@pytest.mark.parametrize("case", FEW_ROWS, ids=lambda c: "-".join(name(x) for x in c))
+def test_few_rows_compile_clean(case: tuple[Dims, str, str, int, Variant]) -> None:
+    assert_clean(build(*case, rows=hopper.FEW_ROWS))
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("rows", [None, hopper.FEW_ROWS])
 @pytest.mark.parametrize("case", MATRIX, ids=lambda c: "-".join(name(x) for x in c))
-def test_matrix_compiles_clean(case: tuple[Dims, str, str, int, Variant]) -> None:
-    assert_clean(build(*case))
+def test_matrix_compiles_clean(case: tuple[Dims, str, str, int, Variant], rows: int | None) -> None:
+    assert_clean(build(*case, rows=rows))
 
 
 def test_sass_is_what_was_meant() -> None:

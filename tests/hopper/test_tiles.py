@@ -8,6 +8,7 @@ import pytest
 
 from cute_attn.codegen.spec import Tile
 from cute_attn.hopper.tiles import (
+    FEW_ROWS,
     default_tile,
     fragment_registers,
     head_dims,
@@ -26,10 +27,16 @@ VARIANTS = [full(), causal(), causal() & sliding_window(), causal() & soft_cap()
 )
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
 @pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("rows", [FEW_ROWS, None])
 def test_every_row_of_the_table_is_feasible(
-    dims: tuple[int, int], loader: str, page_size: int | None, variant: Variant, long: bool
+    dims: tuple[int, int],
+    loader: str,
+    page_size: int | None,
+    variant: Variant,
+    long: bool,
+    rows: int | None,
 ) -> None:
-    tile = default_tile(*dims, loader, variant, page_size=page_size, long=long)
+    tile = default_tile(*dims, loader, variant, rows=rows, page_size=page_size, long=long)
     assert tile is not None
     assert tile_reasons(tile, *dims) == []
     assert tile.kv % 16 == 0  # TMA boxes of pages of 16 tokens
