@@ -25,6 +25,7 @@ from cute_attn.api import checks, dispatch, torch_ops
 from cute_attn.api.cpu_batch import CpuBatch
 from cute_attn.api.cuda_batch import CudaBatch
 from cute_attn.api.kernel import Kernel
+from cute_attn.api.launches import explained_launch
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import AnyStep, make_device_step, make_step
 from cute_attn.formats import DeviceKV, KVFormat
@@ -194,8 +195,8 @@ class BatchAttention:
         """Which thread block does what in the last step, when, and for how many bytes.
 
         `print()` it for a table, `plot("step.svg")` it for a timeline (needs matplotlib), or read
-        its fields. Times are predicted by the cost model, of an H200; nothing is measured. On the
-        CPU it shows how the work of the executor would be spread.
+        its fields. Times are predicted from the constants of the GPU (docs/calibration.md); nothing
+        is measured. On the CPU it shows how the work of the executor would be spread.
 
         Raises:
             RuntimeError: not planned, or on the device.
@@ -208,8 +209,7 @@ class BatchAttention:
         if not specs:
             return explain(*(Launch(plan, "CPU executor") for plan in self.plans))
         launches = (
-            Launch(plan, spec.schedule, spec.tile.blocks_per_sm)
-            for plan, spec in zip(self.plans, specs, strict=True)
+            explained_launch(plan, spec) for plan, spec in zip(self.plans, specs, strict=True)
         )
         return explain(*launches)
 

@@ -1,9 +1,9 @@
 """The picture of an `Explanation`: what every thread block does over time. Needs matplotlib.
 
-A row is a thread block; blocks that share an SM share its height, launches side by side are stacked
-on the SMs that they have. (Which SM runs which block is the hardware's choice; the plan says only
-how many there are.) The requests that take the most time have colours of their own; pieces of split
-tiles are darker.
+A row is a thread block and those that start where it ends; blocks that share an SM share its
+height, launches side by side are stacked on the SMs that they have. (Which SM runs which block is
+the hardware's choice; the plan says only how many there are.) The requests that take the most time
+have colours of their own; pieces of split tiles are darker.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _draw_launch(
     height = 1 / launch.blocks_per_sm
     boxes, faces = [], []
     for block in launch.blocks:
-        low = begin + block.number * height
+        low = begin + block.place * height
         high = low + height
         for item in block.items:
             left, right = item.start_us, item.end_us
