@@ -89,7 +89,13 @@ def calibrate(
             if _bytes(case, info) > _MEMORY_SHARE * torch.cuda.mem_get_info()[0]:
                 skipped.append(case.name)
                 continue
-            found = measure(case, info, warm_us=budget_us, budget_us=budget_us)
+            found = measure(
+                case,
+                torch.device("cuda", info.index),
+                count=_cache_count(case, info),
+                warm_us=budget_us,
+                budget_us=budget_us,
+            )
             measured.append(found)
             if progress is not None:
                 progress(done, len(cases), case.name, found.us)
@@ -98,16 +104,18 @@ def calibrate(
     return Calibration(constants, tuple(measured), tuple(skipped), made)
 
 
-def measure(case: Sweep, info: DeviceInfo, *, warm_us: float, budget_us: float) -> Measurement:
-    """Times one case on the current device.
+def measure(
+    case: Sweep, device: torch.device, *, count: int, warm_us: float, budget_us: float
+) -> Measurement:
+    """Times one case.
 
     Args:
         case: what is run.
-        info: the device.
+        device: the current CUDA device.
+        count: caches that it rotates over.
         warm_us: how long it runs before it is timed.
         budget_us: how long it is timed.
     """
-    device = torch.device("cuda", info.index)
     kv_format, rows = _kv_format(case), [0, *_running(case.q_lens)]
     batch = BatchAttention(
         case.num_qo_heads,
@@ -128,7 +136,6 @@ def measure(case: Sweep, info: DeviceInfo, *, warm_us: float, budget_us: float) 
     shapes: list[tuple[int, ...]] = [(sum(case.kv_lens), *heads)] * 2
     if case.page_size is not None:
         shapes = [(sum(_page_counts(case)), 2, case.page_size, *heads)]
-    count = _cache_count(case, info)
     caches = [[random(*shape) for shape in shapes] for _ in range(count)]
 
     def run(index: int) -> None:

@@ -7,20 +7,19 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from cute_attn import DeviceKV
 from cute_attn.api.calibrate import Calibration, calibrate
 from cute_attn.api.launches import cost_of
 from cute_attn.api.sweeps import sweeps
 from cute_attn.runtime import cost_files, device_info
 from cute_attn.scheduler import BUILT_IN, Constants
 from cute_attn.scheduler.constants_file import constants_text, read_constants
-from tests.gpu.serving import EVERYTHING, PAGE_SIZE, assert_right, serving_attention, serving_batch
+from tests.gpu.serving import EVERYTHING, assert_right, serving_attention, serving_batch
+from tests.gpu.test_device_planner import Tables
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300, method="thread")]
 
@@ -106,27 +105,23 @@ def test_plans_are_made_with_them(
 def test_the_device_plans_with_them(calibrated: Calibrated, device: torch.device) -> None:
     """To the bits of the host's plan, by the kernel that is there anyway."""
     batch = serving_batch(DECODES, device)
-    plans = []
-    for costs in (None, BUILT_IN):
-        wrapper: Any = serving_attention(device, cuda_graph=True, max_requests=8, costs=costs)
+    tables = Tables.new(len(DECODES), len(batch.kv_format.page_table), device)
+    tables.fill(batch)
+    costs = []
+    for given in (None, BUILT_IN):
+        wrapper = serving_attention(device, cuda_graph=True, max_requests=8, costs=given)
         wrapper.plan(batch.qo_indptr, batch.kv_format)
-        (host,) = wrapper.plans
-        store = wrapper._backend._store
-        size = host.buffer.size
+        (host,), memory = wrapper.plans, wrapper._backend._store._buffer.memory
+        wrapper.run(batch.q, *batch.kv)
         torch.cuda.synchronize()
-        uploaded = store._buffer.memory[:size].clone()
-        kv = batch.kv_format
-        tables = [
-            torch.as_tensor(np.asarray(x), dtype=torch.int32, device=device)
-            for x in (kv.kv_indptr, kv.kv_indices, kv.kv_last_page_len)
-        ]
-        wrapper.plan_on_device(DeviceKV.from_paged(*tables, PAGE_SIZE))
+        memory.fill_(-7)
+        wrapper.plan_on_device(tables.kv)
         out, lse = wrapper.run(batch.q, *batch.kv, return_lse=True)
         assert_right(batch, out, lse)
         wrapper.check_plan()
-        assert torch.equal(store._buffer.memory[:size], uploaded)
-        plans.append(host)
-    assert plans[0].cost != plans[1].cost
+        assert np.array_equal(memory[: host.buffer.size].cpu().numpy(), host.buffer)
+        costs.append(host.cost)
+    assert costs[0] != costs[1]
 
 
 def test_a_broken_file_is_named(
