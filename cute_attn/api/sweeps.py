@@ -137,9 +137,13 @@ def _dense(quick: bool) -> list[Sweep]:
 
 
 def _pages(quick: bool) -> list[Sweep]:
-    same = (1024,) * 16
-    sizes = (None, 16) if quick else (None, 16, 1)
-    return [Sweep(f"pages of {size}", same, same, page_size=size) for size in sizes]
+    same, found = (
+        (1024,) * 16,
+        [Sweep("prompts ragged", (1024,) * 16, (1024,) * 16, page_size=None)],
+    )
+    for size in (16,) if quick else (16, 1):
+        found.append(Sweep(f"prompts in pages of {size}", same, same, page_size=size))
+    return found
 
 
 def _few_rows() -> Sweep:

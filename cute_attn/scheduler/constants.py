@@ -147,7 +147,7 @@ _TIMES: Table[KernelTimes] = {
         128: KernelTimes(3.5, 3.0, 0.08, 0.465, 1.0, 1.0, 0.94, 1.0, 1.5),
         256: KernelTimes(3.5, 3.0, 0.08, 0.42, 1.0, 1.0, 0.94, 1.0, 1.5),
     },
-    # sm_share: 71 GB/s, as what 28 to 52 SMs read that decode (67 to 71, perf/NOTES.md).
+    # sm_share: 71 GB/s. 28 to 52 SMs that decode beside prefill read 67 to 71 each (perf/NOTES.md).
     "ampere_decode": {256: KernelTimes(3.3, 6.0, 0.0, 0.75, 1.0, 1.0, 0.94, 0.55, 1.5)},
 }
 

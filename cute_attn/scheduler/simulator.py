@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -38,27 +39,55 @@ class Report:
 
     Attributes:
         gpu: whose ceilings were taken.
-        num_blocks, num_items, num_split_tiles: counts.
-        place: (num_blocks,) which of the blocks that run at the same time each one follows.
-        busy_us: (num_blocks,) when each block ends, merges left out; 0 if it has nothing to do.
+        num_split_tiles: count.
         compute_us: (num_blocks,) tensor-core time of each block.
         hbm_bytes: read from HBM by all blocks.
-        merge_us: how much later the last block ends because split tiles are merged.
         ideal_us: the same tiles, none split, if their time could be spread evenly.
-        items_us: (num_items, 2) begin and end of each item, block by block.
+        of_block: (num_items,) the block of each item, ascending.
+        shares: (num_items, 2) how much of its block's work is done before and after each item.
+        course: when blocks do what.
     """
 
     gpu: Gpu
-    num_blocks: int
-    num_items: int
     num_split_tiles: int
-    place: Int64Array
-    busy_us: FloatArray
     compute_us: FloatArray
     hbm_bytes: int
-    merge_us: float
     ideal_us: float
-    items_us: FloatArray = field(repr=False)
+    of_block: Int64Array = field(repr=False)
+    shares: FloatArray = field(repr=False)
+    course: Course = field(repr=False)
+
+    @property
+    def num_blocks(self) -> int:
+        """Thread blocks."""
+        return self.compute_us.size
+
+    @property
+    def num_items(self) -> int:
+        """Items of all blocks."""
+        return self.of_block.size
+
+    @property
+    def place(self) -> Int64Array:
+        """(num_blocks,) which of the blocks that run at the same time each one follows."""
+        return self.course.place
+
+    @property
+    def busy_us(self) -> FloatArray:
+        """(num_blocks,) when each block ends, merges left out; 0 if it has nothing to do."""
+        return self.course.busy
+
+    @property
+    def merge_us(self) -> float:
+        """How much later the last block ends because split tiles are merged."""
+        last, end = (float(of.max(initial=0.0)) for of in (self.course.busy, self.course.ends))
+        return max(end - last, 0.0)
+
+    @cached_property
+    def items_us(self) -> FloatArray:
+        """(num_items, 2) begin and end of each item."""
+        times = self.course.times(self.of_block.repeat(2), self.shares.reshape(-1))
+        return times.reshape(-1, 2)
 
     @property
     def predicted_us(self) -> float:
@@ -254,23 +283,18 @@ def _report(
     items: LaunchItems, timing: Timing, made: tuple[Work, _Times], course: Course, rate: float
 ) -> Report:
     work, times = made
-    last = float(course.busy.max(initial=0.0))
     hbm_bytes = float(work.bytes_of.sum())
     of_block, table = items.of_block, items.reads.table
-    items_us = course.times(of_block.repeat(2), times.shares.reshape(-1)).reshape(-1, 2)
     start_us = timing.start_us if of_block.size else 0.0
     return Report(
         gpu=timing.gpu,
-        num_blocks=items.sizes.size,
-        num_items=of_block.size,
         num_split_tiles=int(np.unique(table[table[:, -1] >= 0, 1]).size),
-        place=course.place,
-        busy_us=course.busy,
         compute_us=times.compute,
         hbm_bytes=int(hbm_bytes),
-        merge_us=max(float(course.ends.max(initial=0.0)) - last, 0.0),
         ideal_us=start_us + max(times.spread_us, hbm_bytes / rate),
-        items_us=items_us,
+        of_block=of_block,
+        shares=times.shares,
+        course=course,
     )
 
 
