@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from cute_attn.api.calibrate import Calibration, calibrate
 from cute_attn.cli.terminal import output, table
-from cute_attn.runtime import DriverError, cost_files
+from cute_attn.runtime import cost_files
 from cute_attn.scheduler import KernelTimes
 from cute_attn.scheduler.constants_file import constants_text
 
@@ -37,7 +37,7 @@ def run(
         try:
             cost_files.write(target, text)
         except OSError as error:
-            raise DriverError(f"{target}: cannot be written: {error}") from error
+            raise ValueError(f"{target}: cannot be written: {error}") from error
     if as_json:
         cases = [
             {"name": name, "us": round(us, 2), "predicted_us": round(predicted, 2)}

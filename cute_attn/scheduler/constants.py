@@ -127,28 +127,69 @@ _PLAN_COSTS: Table[PlanCosts] = {
     "ampere_decode": {256: PlanCosts(tile_ns=6000, masked_ns=0, efficiency=0.75)},
 }
 
-# A fit to the records of perf/results, as `python -m perf.fit_constants` prints it, rounded
-# (sections A, A16, B, H, K, M, P, W of prefill, C, Q of decode, X of both). What it leaves alone:
-# - start_us of prefill: first scores 7 k cycles after the begin (a trace, perf/NOTES.md);
-# - item_us of ampere_decode: 6 us with one block per SM, 3 with two, 2 with three (perf/NOTES.md);
-# - ampere_tile but for head_dim 128: of a run that has no record (perf/NOTES.md, run 4).
+# A fit to the records of perf/results, as `python -m perf.fit_constants` prints it, rounded:
+# sections A, A16, B, H, K, M, P, W of prefill, C and Q of decode, X of both. Real steps (section T)
+# were held out. What no case tells has its source beside it.
+
+
+def _hopper(item_us: float, masked_us: float, efficiency: float) -> KernelTimes:
+    return KernelTimes(
+        start_us=3.5,  # first scores 7 k cycles after the begin: a trace, perf/NOTES.md
+        item_us=item_us,
+        masked_us=masked_us,
+        efficiency=efficiency,
+        paged=0.95,  # sections P and B: pages of 16 and 64 against ragged
+        gather=0.895,  # the same: pages of 1
+        read_share=0.92,  # section Q: 4 to 16 tokens per request
+        sm_share=1.0,  # 128 KB under way; never what a case waits for
+        merge_us=_MERGE_US,
+    )
+
+
+def _ampere(item_us: float, masked_us: float, efficiency: float) -> KernelTimes:
+    return KernelTimes(
+        start_us=3.5,  # as `hopper_tile`
+        item_us=item_us,
+        masked_us=masked_us,
+        efficiency=efficiency,
+        paged=1.0,  # not measured
+        gather=1.0,
+        read_share=_READ_SHARE,
+        sm_share=1.0,
+        merge_us=_MERGE_US,
+    )
+
+
+_READ_SHARE = 0.94  # section C: decode
+_MERGE_US = 1.5  # section C: decodes with split tiles against those without
 _TIMES: Table[KernelTimes] = {
-    "hopper_tile": {
-        64: KernelTimes(3.5, 1.8, 0.2, 0.728, 0.95, 0.895, 0.92, 1.0, 1.5),
-        80: KernelTimes(3.5, 3.3, 1.5, 0.742, 0.95, 0.895, 0.92, 1.0, 1.5),
-        96: KernelTimes(3.5, 4.1, 0.52, 0.834, 0.95, 0.895, 0.92, 1.0, 1.5),
-        112: KernelTimes(3.5, 3.7, 0.34, 0.83, 0.95, 0.895, 0.92, 1.0, 1.5),
-        128: KernelTimes(3.5, 2.3, 0.35, 0.9, 0.95, 0.895, 0.92, 1.0, 1.5),
-        192: KernelTimes(3.5, 4.7, 0.6, 0.955, 0.95, 0.895, 0.92, 1.0, 1.5),
-        256: KernelTimes(3.5, 6.6, 0.94, 0.984, 0.95, 0.895, 0.92, 1.0, 1.5),
+    "hopper_tile": {  # A and A16: 64, 128, 256; H: 80 to 112, 192; M: (192, 128); K, W: 128
+        64: _hopper(1.8, 0.2, 0.728),
+        80: _hopper(3.3, 1.5, 0.742),
+        96: _hopper(4.1, 0.52, 0.834),
+        112: _hopper(3.7, 0.34, 0.83),
+        128: _hopper(2.3, 0.35, 0.9),
+        192: _hopper(4.7, 0.6, 0.955),
+        256: _hopper(6.6, 0.94, 0.984),
     },
-    "ampere_tile": {
-        64: KernelTimes(3.5, 3.0, 0.08, 0.42, 1.0, 1.0, 0.94, 1.0, 1.5),
-        128: KernelTimes(3.5, 3.0, 0.08, 0.465, 1.0, 1.0, 0.94, 1.0, 1.5),
-        256: KernelTimes(3.5, 3.0, 0.08, 0.42, 1.0, 1.0, 0.94, 1.0, 1.5),
+    "ampere_tile": {  # A at head_dim 128; the others' rates: perf/NOTES.md, run 4
+        64: _ampere(3.0, 0.08, 0.42),
+        128: _ampere(3.0, 0.08, 0.465),
+        256: _ampere(3.0, 0.08, 0.42),
     },
-    # sm_share: 71 GB/s. 28 to 52 SMs that decode beside prefill read 67 to 71 each (perf/NOTES.md).
-    "ampere_decode": {256: KernelTimes(3.3, 6.0, 0.0, 0.75, 1.0, 1.0, 0.94, 0.55, 1.5)},
+    "ampere_decode": {
+        256: KernelTimes(
+            start_us=3.3,  # section C: what the smallest decodes take beside their keys
+            item_us=6.0,  # with one block per SM, 3 with two, 2 with three: perf/NOTES.md
+            masked_us=0.0,
+            efficiency=0.75,  # never what a case waits for
+            paged=1.0,
+            gather=1.0,
+            read_share=_READ_SHARE,
+            sm_share=0.55,  # X: 71 GB/s; 28 to 52 SMs beside prefill read 67 to 71: perf/NOTES.md
+            merge_us=_MERGE_US,
+        )
+    },
 }
 
 

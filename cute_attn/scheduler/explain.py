@@ -341,7 +341,7 @@ def _splits(plan: Plan, items: LaunchItems, timing: Timing) -> tuple[SplitTile, 
             row_end=item.row_begin + item.num_rows,
             first_slot=first_slot,
             blocks=tuple(block for _, block in in_order),
-            merge_us=timing.merge(num_slots, item.num_rows),
+            merge_us=timing.merge(float(num_slots * item.num_rows)),
         )
         found.append(split)
     return tuple(found)

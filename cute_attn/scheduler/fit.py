@@ -175,6 +175,7 @@ def _fit_family(schedule: str, cases: Sequence[Measurement], known: Constants) -
         for row in rows:
             if row not in of_row:
                 times = _scaled(fitted.times[schedule][row], name, by)
+                times = replace(times, paged=min(times.paged, 1.0), gather=min(times.gather, 1.0))
                 fitted = _with_row(fitted, schedule, row, times)
     return fitted
 

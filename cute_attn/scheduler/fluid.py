@@ -53,13 +53,14 @@ class Course:
         begins: work begins.
         busy: work ends.
         ends: the merge ends.
+        moments: (us, numbers of blocks that work, shares of their work that are done).
     """
 
     place: Int64Array
     begins: FloatArray
     busy: FloatArray
     ends: FloatArray
-    _moments: list[tuple[float, Int64Array, FloatArray]] = field(repr=False)
+    moments: list[tuple[float, Int64Array, FloatArray]] = field(repr=False)
 
     def times(self, block: Int64Array, share: FloatArray) -> FloatArray:
         """When blocks have done shares of their work.
@@ -69,12 +70,12 @@ class Course:
             share: (count,) 0 to 1.
         """
         when = np.zeros_like(share)
-        if not self._moments:
+        if not self.moments:
             return when
-        sizes = [blocks.size for _, blocks, _ in self._moments]
-        now = np.repeat([moment for moment, _, _ in self._moments], sizes)
-        blocks = np.concatenate([blocks for _, blocks, _ in self._moments])
-        done = np.concatenate([done for _, _, done in self._moments])
+        sizes = [blocks.size for _, blocks, _ in self.moments]
+        now = np.repeat([moment for moment, _, _ in self.moments], sizes)
+        blocks = np.concatenate([blocks for _, blocks, _ in self.moments])
+        done = np.concatenate([done for _, _, done in self.moments])
         order = np.argsort(blocks, kind="stable")
         now, blocks, done = now[order], blocks[order], done[order]
         for own in np.unique(block):
@@ -130,14 +131,14 @@ class _Places:
         """Remembers how much of the work is done."""
         working = np.flatnonzero(self.phase == _WORK)
         if working.size:
-            self.course._moments.append((now, self.block[working], 1.0 - self.left[working]))
+            self.course.moments.append((now, self.block[working], 1.0 - self.left[working]))
 
     def end_phases(self, now: float, done: Int64Array) -> None:
         """Places whose phase ends go on to the next one."""
         course, work = self.course, self.work
         starting = self.block[done[self.phase[done] == _START]]
         if starting.size:
-            course._moments.append((now, starting, np.zeros(starting.size)))
+            course.moments.append((now, starting, np.zeros(starting.size)))
         for place in done.tolist():
             block, phase = int(self.block[place]), int(self.phase[place])
             if phase == _START:

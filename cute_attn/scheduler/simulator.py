@@ -310,7 +310,8 @@ def _merges(items: LaunchItems, ends: FloatArray, timing: Timing) -> FloatArray:
     in_time = np.argsort(when, kind="stable")
     last = np.zeros(size.size, np.int64)
     last[tile[in_time]] = pieces[in_time]  # of one tile's pieces the last assignment stays
-    return _sum(of_block[last], timing.merge(size, table[last, 4]), items.sizes.size)
+    partial_rows = (size * table[last, 4]).astype(np.float64)
+    return _sum(of_block[last], timing.merge(partial_rows), items.sizes.size)
 
 
 def _sum(index: Int64Array, values: FloatArray, size: int) -> FloatArray:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from cute_attn.abi import UNBOUNDED
 from cute_attn.scheduler.batch import Geometry
 from cute_attn.scheduler.constants import BUILT_IN, H200, Constants, Gpu
 from cute_attn.scheduler.cost import CostModel
-from cute_attn.scheduler.each import Each
+from cute_attn.scheduler.fluid import FloatArray
+
+_Number = TypeVar("_Number", float, FloatArray)
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,9 @@ class Timing:
         left = geometry.window_left != UNBOUNDED
         return (right + left) * self.masked_us
 
-    def merge(self, pieces: Each, rows: Each) -> Any:
-        """Microseconds to merge tiles of `rows` packed rows from `pieces` partial results."""
-        return self.merge_us + pieces * rows * self.merge_row_ps / 1e6
+    def merge(self, partial_rows: _Number) -> _Number:
+        """Microseconds to merge a tile from partial results of so many packed rows in all."""
+        return self.merge_us + partial_rows * self.merge_row_ps / 1e6
 
     def compute_block(self, geometry: Geometry) -> float:
         """Tensor-core microseconds of one KV block."""
