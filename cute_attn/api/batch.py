@@ -225,7 +225,7 @@ class BatchAttention:
             explained_launch(plan, spec, constants)
             for plan, spec in zip(self.plans, specs, strict=True)
         )
-        return explain(*launches)
+        return explain(*launches, in_turn=self._backend.in_turn)
 
     def workspace_size(self, page_size: int | None = None) -> int:
         """Bytes of `workspace` that suffice for any step, whatever its lengths.

@@ -145,6 +145,15 @@ class CudaBatch:
         return self._set.kernels + beside
 
     @property
+    def in_turn(self) -> bool:
+        """Whether the last step is two launches, one after the other on all SMs."""
+        plan = self.plan_of_step
+        if not self._two_launches or plan is None:
+            return False
+        blocks = plan.resident_blocks or plan.layout.num_blocks
+        return blocks == self._info.num_sms * self._set.spec.tile.blocks_per_sm
+
+    @property
     def plans(self) -> tuple[Plan, ...]:
         """The plans of the last step's launches."""
         if self.plan_of_step is None:

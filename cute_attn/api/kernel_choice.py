@@ -111,7 +111,7 @@ class KernelChoice:
         if found is None:
             problem, sms = self._problem(page_size), self._info.num_sms
             found = self._fixed[page_size] = FixedKernels(
-                problem, self._shape.num_kv_heads, sms, self._schedule
+                problem, self._shape.num_kv_heads, sms, self._schedule, self._constants
             )
         return found
 

@@ -22,7 +22,12 @@ import numpy as np
 
 from cute_attn.abi import Item, WorkWalker
 from cute_attn.scheduler.plan import Plan
-from cute_attn.scheduler.simulator import LaunchItems, Report, simulate_items
+from cute_attn.scheduler.simulator import (
+    LaunchItems,
+    Report,
+    simulate_in_turn,
+    simulate_items,
+)
 from cute_attn.scheduler.timing import Timing
 
 if TYPE_CHECKING:
@@ -130,6 +135,7 @@ class ExplainedLaunch:
         splits: tiles that are merged, by their place in the plan.
         merge_us: what merging adds after the busiest block.
         distinct_kv_bytes: K and V that the launch needs, each key once per KV head.
+        begin_us: when it begins, where it follows another one; else 0.
         ends_us: when each of the blocks that run at the same time is done, with those that follow
             it.
     """
@@ -141,6 +147,7 @@ class ExplainedLaunch:
     splits: tuple[SplitTile, ...]
     merge_us: float
     distinct_kv_bytes: int
+    begin_us: float
     ends_us: tuple[float, ...]
 
     @property
@@ -170,8 +177,9 @@ class ExplainedLaunch:
 
     @property
     def imbalance(self) -> float:
-        """The last block over the mean; 1.0 is perfect."""
-        return self.busiest_us / self.mean_us if self.mean_us else 1.0
+        """The last block over the mean, from the begin of the launch; 1.0 is perfect."""
+        mean = self.mean_us - self.begin_us
+        return (self.busiest_us - self.begin_us) / mean if mean > 0 else 1.0
 
     @property
     def predicted_us(self) -> float:
@@ -184,10 +192,12 @@ class Explanation:
     """Which thread block does what in a step; `str()` is a table.
 
     Attributes:
-        launches: one, or two that run side by side on SMs of their own.
+        launches: one, or two that run side by side on SMs of their own, or one after the other.
+        in_turn: one after the other.
     """
 
     launches: tuple[ExplainedLaunch, ...]
+    in_turn: bool = False
 
     @property
     def predicted_us(self) -> float:
@@ -196,7 +206,12 @@ class Explanation:
 
     @property
     def imbalance(self) -> float:
-        """The last block of all over the mean, every SM weighed alike; 1.0 is perfect."""
+        """The last block of all over the mean, every SM weighed alike; 1.0 is perfect. Of launches
+        in turn: of each one, added up."""
+        if self.in_turn:
+            busiest = sum(launch.busiest_us - launch.begin_us for launch in self.launches)
+            mean = sum(launch.mean_us - launch.begin_us for launch in self.launches)
+            return busiest / mean if mean > 0 else 1.0
         sms = sum(launch.num_sms for launch in self.launches)
         mean = sum(launch.mean_us * launch.num_sms for launch in self.launches) / sms
         busiest = max(launch.busiest_us for launch in self.launches)
@@ -261,11 +276,12 @@ class Explanation:
         return save(self, Path(path))
 
 
-def explain(*launches: Launch) -> Explanation:
+def explain(*launches: Launch, in_turn: bool = False) -> Explanation:
     """Explains the launches of one step.
 
     Args:
         launches: one, or several that run at the same time, each on SMs of its own.
+        in_turn: they run one after the other, each on all SMs.
 
     Raises:
         ValueError: no launch.
@@ -273,12 +289,20 @@ def explain(*launches: Launch) -> Explanation:
     if not launches:
         raise ValueError("explain takes at least one launch")
     items = [LaunchItems.of_plan(launch.plan) for launch in launches]
-    reports = simulate_items(items, [launch.known_timing for launch in launches])
-    of_launches = zip(launches, items, reports, strict=True)
-    return Explanation(tuple(_explain(*of_launch) for of_launch in of_launches))
+    simulate = simulate_in_turn if in_turn else simulate_items
+    reports = simulate(items, [launch.known_timing for launch in launches])
+    begins = [0.0] * len(launches)
+    if in_turn:
+        begins[1:] = np.maximum.accumulate(
+            [report.predicted_us for report in reports[:-1]]
+        ).tolist()
+    of_launches = zip(launches, items, reports, begins, strict=True)
+    return Explanation(tuple(_explain(*of_launch) for of_launch in of_launches), in_turn)
 
 
-def _explain(launch: Launch, items: LaunchItems, report: Report) -> ExplainedLaunch:
+def _explain(
+    launch: Launch, items: LaunchItems, report: Report, begin_us: float
+) -> ExplainedLaunch:
     plan, timing = launch.plan, launch.known_timing
     requests, reads = plan.requests, items.reads
     kv_bytes = (reads.keys * timing.key_bytes).tolist()
@@ -319,7 +343,8 @@ def _explain(launch: Launch, items: LaunchItems, report: Report) -> ExplainedLau
         splits=_splits(plan, items, timing),
         merge_us=report.merge_us,
         distinct_kv_bytes=int(reads.once.sum()) * timing.key_bytes,
-        ends_us=tuple(report.places_us.tolist()),
+        begin_us=begin_us,
+        ends_us=tuple(np.maximum(report.places_us, begin_us).tolist()),
     )
 
 

@@ -24,6 +24,15 @@ _EXTREMES = 5
 _BINS, _BAR = 8, 40
 _LISTED_REQUESTS = 4
 
+_HOW = {
+    False: (
+        "side by side",
+        "They share the bandwidth; the second one starts when the blocks of the first have.",
+    ),
+    True: ("one after the other", "Times go on from one to the next."),
+}
+"""What several launches do, by whether they are in turn."""
+
 Row = tuple[str, ...]
 
 
@@ -33,9 +42,10 @@ def text_of(explanation: Explanation, max_items: int) -> str:
     lines = []
     if len(launches) > 1:
         lines += [
-            f"{len(launches)} launches side by side: {explanation.predicted_us:.1f} us predicted,"
+            f"{len(launches)} launches {_HOW[explanation.in_turn][0]}:"
+            f" {explanation.predicted_us:.1f} us predicted,"
             f" imbalance {explanation.imbalance:.3f}",
-            "They share the bandwidth; the second one starts when the blocks of the first have.",
+            _HOW[explanation.in_turn][1],
             "",
         ]
     for launch in launches:

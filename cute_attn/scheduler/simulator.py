@@ -169,6 +169,17 @@ def simulate_plans(plans: Sequence[Plan], timings: Sequence[Timing]) -> list[Rep
     return simulate_items([LaunchItems.of_plan(plan) for plan in plans], timings)
 
 
+def simulate_in_turn(launches: Sequence[LaunchItems], timings: Sequence[Timing]) -> list[Report]:
+    """Launches one after the other, each on the whole device; times go on from one to the next."""
+    reports, begin = [], 0.0
+    for items, timing in zip(launches, timings, strict=True):
+        made = _work(items, timing, begin)
+        (course,) = flow([made[0]], timing.rate)
+        reports.append(_report(items, timing, made, course, timing.rate))
+        begin = max(begin, reports[-1].predicted_us)
+    return reports
+
+
 def simulate_items(launches: Sequence[LaunchItems], timings: Sequence[Timing]) -> list[Report]:
     """`simulate_plans` of items that are known already."""
     works, begin = [], 0.0

@@ -337,6 +337,36 @@ def test_blocks_that_follow_others_are_drawn_behind_them() -> None:
     assert launch.busiest_us > 4 * max(i.end_us - i.start_us for i in items_of(explanation))
 
 
+def test_launches_in_turn() -> None:
+    """As batch-invariant steps of both kinds where nothing is gained side by side."""
+    whole = RequestBatch.from_lengths([1, 300, 1], [9000, 2000, 300])
+    small = whole.q_len == 1
+    prefill = plan_fixed_pieces(whole.select(~small), PREFILL, 132, in_kernel=False)
+    decode = plan_fixed_pieces(whole.select(small), DECODE, 396, in_kernel=True)
+    launches = [
+        Launch(prefill, "prefill", Timing.for_kernel(schedule="hopper_tile")),
+        Launch(decode, "decode", Timing.for_kernel(blocks_per_sm=3)),
+    ]
+    explanation = explain(*launches, in_turn=True)
+    first, second = explanation.launches
+    alone = [explain(launch).launches[0] for launch in launches]
+    assert first == alone[0] and first.begin_us == 0
+    assert second.begin_us == first.predicted_us
+    assert explanation.predicted_us == pytest.approx(sum(x.predicted_us for x in alone))
+    begins = [item.start_us for block in second.blocks for item in block.items]
+    own = [item.start_us for block in alone[1].blocks for item in block.items]
+    assert begins == pytest.approx([first.predicted_us + start for start in own])
+    assert second.imbalance == pytest.approx(alone[1].imbalance)
+    busiest, mean = (
+        sum(getattr(launch, name) for launch in alone) for name in ("busiest_us", "mean_us")
+    )
+    assert explanation.imbalance == pytest.approx(busiest / mean)
+    assert "2 launches one after the other" in str(explanation)
+    (axes,) = explanation.figure().axes
+    assert axes.get_ylim() == (132, 0), "both have all SMs"
+    assert "prefill then decode" in axes.get_title()
+
+
 def test_plot_names_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     explanation, _ = side_by_side()
     with pytest.raises(ValueError, match=r"path is .*a\.xyz.*\.png.*\.svg"):
