@@ -25,7 +25,7 @@ import torch
 from cute_attn import BatchAttention, DeviceKV
 from cute_attn.api.dispatch import geometry
 from cute_attn.scheduler import CostModel, Geometry, PlanMemory, RequestBatch, plan_batch
-from cute_attn.scheduler.cost import H200
+from cute_attn.scheduler.constants import H200
 from perf import harness, records
 from perf.cases import Case, steps
 

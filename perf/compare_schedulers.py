@@ -3,7 +3,8 @@
     python -m perf.compare_schedulers [--match TEXT] [--cases] [--readme]
 
 Both hand out the tiles of the kernel that serves a case to the thread blocks of an H200, and the
-same cost model and simulator judge both. Everything is computed from lengths and nothing is timed:
+same cost model and simulator judge both (what the simulator's times are worth:
+tests/perf/test_predictions.py). Everything is computed from lengths and nothing is timed:
 equal sources give equal tables. `--cases` prints every case, `--readme` writes the table into
 cute_attn/scheduler/README.md.
 """
@@ -21,16 +22,17 @@ import numpy as np
 
 from cute_attn import KernelSpec
 from cute_attn.abi import Item
-from cute_attn.api.dispatch import SMALL_ROWS, geometry
+from cute_attn.api.dispatch import geometry
+from cute_attn.api.launches import cost_of, timing_of
 from cute_attn.scheduler import (
     H200,
     CostModel,
     Geometry,
     RequestBatch,
+    Timing,
     plan_batch,
     plan_items,
     plan_min_heap,
-    prefill_sms,
     prices_of,
     reads_of,
     simulate,
@@ -55,33 +57,24 @@ class Setting:
     requests: RequestBatch
     geometry: Geometry
     cost: CostModel
-    blocks_per_sm: int
-    num_sms: int = H200.sms
+    timing: Timing
 
     @classmethod
     def of(cls, case: Case, spec: KernelSpec) -> Setting:
         """All requests of a case, served by one kernel."""
         band = case.variant.band.resolve(case.variant.values(case.scalars))
-        cost = CostModel.for_kernel(
-            case.head_dim,
-            case.head_dim_vo,
-            schedule=spec.schedule,
-            blocks_per_sm=spec.tile.blocks_per_sm,
-        )
         requests = RequestBatch.from_lengths(np.array(case.q_lens), np.array(case.kv_lens))
         tiles = geometry(spec, case.num_kv_heads, band)
-        return cls(requests, tiles, cost, spec.tile.blocks_per_sm)
+        return cls(requests, tiles, cost_of(spec), timing_of(spec))
 
     @property
     def arguments(self) -> tuple[RequestBatch, Geometry, int]:
         """What both schedulers take first."""
-        return self.requests, self.geometry, self.num_sms * self.blocks_per_sm
+        return self.requests, self.geometry, H200.sms * self.timing.blocks_per_sm
 
     def simulated_us(self, blocks: Blocks) -> tuple[float, float]:
         """Time of the step, and of the same tiles, none split, spread evenly."""
-        report = simulate(
-            blocks, self.requests, self.geometry, cost=self.cost, blocks_per_sm=self.blocks_per_sm
-        )
+        report = simulate(blocks, self.requests, self.geometry, self.timing)
         return report.predicted_us, report.ideal_us
 
     def wrong(self) -> CostModel:
@@ -145,7 +138,7 @@ def measure(case: Case) -> Row:
     heap = plan_min_heap(*setting.arguments, cost=setting.cost).blocks
     wrong = plan_min_heap(*setting.arguments, cost=setting.wrong()).blocks
     theirs = _judge(setting, heap, wrong, ITEM_BYTES * sum(map(len, heap)))
-    return Row(case.cfg, ours, theirs, _beside_us(case, setting))
+    return Row(case.cfg, ours, theirs, _beside_us(case))
 
 
 def _judge(setting: Setting, blocks: Blocks, wrong: Blocks, work_bytes: int) -> Result:
@@ -201,29 +194,13 @@ def _in_use_mb(setting: Setting, blocks: Blocks) -> float:
     return blocks_read * block_bytes / _MOMENTS / 1e6
 
 
-def _beside_us(case: Case, whole: Setting) -> float | None:
+def _beside_us(case: Case) -> float | None:
     """Time of two launches side by side, where `BatchAttention` makes two of the step."""
-    small = whole.requests.q_len * case.group <= SMALL_ROWS
-    if small.all() or not small.any():
+    parts = case.parts("sm_90a")
+    if len(parts) == 1:
         return None
-    alone = replace(case, q_lens=(1,), kv_lens=(1,))
-    decodes = Setting.of(case, alone.spec("sm_90a"))
-    parts = whole.requests.select(~small), whole.requests.select(small)
-    sms = prefill_sms(
-        *parts,
-        whole.geometry,
-        whole.cost,
-        num_sms=H200.sms,
-        decode_blocks_per_sm=decodes.blocks_per_sm,
-    )
-    if sms is None:
-        return None
-    launches = (
-        replace(whole, requests=parts[0], num_sms=sms),
-        replace(decodes, requests=parts[1], num_sms=H200.sms - sms),
-    )
-    plans = [plan_batch(*launch.arguments, cost=launch.cost) for launch in launches]
-    reports = simulate_plans(plans, [launch.blocks_per_sm for launch in launches])
+    timings = [timing_of(part.spec) for part in parts]
+    reports = simulate_plans([part.plan() for part in parts], timings)
     return max(report.predicted_us for report in reports)
 
 

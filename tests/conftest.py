@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -34,6 +35,15 @@ def why_no_gpu() -> str | None:
     if not torch.cuda.is_available():
         return "no CUDA device"
     return None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _built_in_constants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Plans of tests are made with the built-in constants, whatever GPU was calibrated here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.delenv("CUTE_ATTN_COST_FILE", raising=False)
+        yield
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,10 +26,11 @@ from cute_attn.api import checks, dispatch, torch_ops
 from cute_attn.api.cpu_batch import CpuBatch
 from cute_attn.api.cuda_batch import CudaBatch
 from cute_attn.api.kernel import Kernel
+from cute_attn.api.launches import explained_launch
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import AnyStep, make_device_step, make_step
 from cute_attn.formats import DeviceKV, KVFormat
-from cute_attn.scheduler import Explanation, Launch, Plan, explain
+from cute_attn.scheduler import Constants, Explanation, Launch, Plan, explain
 from cute_attn.variants import Variant
 
 KV_LAYOUTS = ("NHD", "HND")
@@ -65,13 +67,17 @@ class BatchAttention:
             kernel and where its keys are split depend on its own lengths alone. Costs memory for
             more partial results, which plan() allocates, and time: docs/batch_invariance.md. Not
             with `workspace` and plan_on_device().
+        costs: constants for planning: a file of `cute-attn calibrate` for this kind of GPU, or
+            `Constants`; default: CUTE_ATTN_COST_FILE, else the user's file for it, if there is
+            one, else those of an H200 (docs/calibration.md). Not on the CPU.
         schedule: force a kernel family: "hopper_tile", "ampere_tile" or "ampere_decode"; default:
             chosen by the device and the lengths at every plan().
 
     Not for use by several threads at once.
 
     Raises:
-        TypeError, ValueError: an argument is wrong.
+        TypeError, ValueError: an argument is wrong; ConstantsFileError (a ValueError): a file of
+            constants cannot be used.
         DriverError: device is CUDA and there is no such GPU.
     """
 
@@ -93,6 +99,7 @@ class BatchAttention:
         workspace: torch.Tensor | None = None,
         schedule: str | None = None,
         batch_invariant: bool = False,
+        costs: str | Path | Constants | None = None,
     ) -> None:
         checks.head_counts(num_qo_heads, num_kv_heads)
         checks.positive("head_dim", head_dim)
@@ -131,6 +138,11 @@ class BatchAttention:
                     " depends on the lengths: it takes None"
                 )
             _check_workspace(workspace, self._shape.device)
+        if costs is not None and on_cpu:
+            raise ValueError(
+                f"costs is {costs!r} and device is {self._shape.device}: the executor has none;"
+                " there it takes None"
+            )
         self._batch_invariant = batch_invariant
         self._backend: CpuBatch | CudaBatch
         if on_cpu:
@@ -149,6 +161,7 @@ class BatchAttention:
                 schedule=schedule,
                 batch_invariant=batch_invariant,
                 workspace=workspace,
+                costs=costs,
             )
         self._handle: int | None = None
         self._step: AnyStep | None = None
@@ -194,8 +207,8 @@ class BatchAttention:
         """Which thread block does what in the last step, when, and for how many bytes.
 
         `print()` it for a table, `plot("step.svg")` it for a timeline (needs matplotlib), or read
-        its fields. Times are predicted by the cost model, of an H200; nothing is measured. On the
-        CPU it shows how the work of the executor would be spread.
+        its fields. Times are predicted from the constants of the GPU (docs/calibration.md); nothing
+        is measured. On the CPU it shows how the work of the executor would be spread.
 
         Raises:
             RuntimeError: not planned, or on the device.
@@ -204,14 +217,15 @@ class BatchAttention:
             raise RuntimeError("explain() before plan(): plan the step first")
         if not self.plans:
             raise RuntimeError("explain() after plan_on_device(): only the device knows the plan")
-        specs = [kernel.spec for kernel in self.kernels if kernel.spec is not None]
-        if not specs:
+        if not isinstance(self._backend, CudaBatch):
             return explain(*(Launch(plan, "CPU executor") for plan in self.plans))
+        specs = [kernel.spec for kernel in self.kernels if kernel.spec is not None]
+        constants = self._backend.constants
         launches = (
-            Launch(plan, spec.schedule, spec.tile.blocks_per_sm)
+            explained_launch(plan, spec, constants)
             for plan, spec in zip(self.plans, specs, strict=True)
         )
-        return explain(*launches)
+        return explain(*launches, in_turn=self._backend.in_turn)
 
     def workspace_size(self, page_size: int | None = None) -> int:
         """Bytes of `workspace` that suffice for any step, whatever its lengths.

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from cute_attn.api import checks, dispatch
 from cute_attn.api.captured import Captured
+from cute_attn.api.costs import constants_of
 from cute_attn.api.device_planner import DevicePlanner, check_device_step
 from cute_attn.api.fixed_plans import FixedPlans
 from cute_attn.api.kernel import Kernel
@@ -35,7 +37,14 @@ from cute_attn.codegen.spec import KernelSpec
 from cute_attn.formats import KVFormat
 from cute_attn.runtime.device import device_info
 from cute_attn.runtime.tensor_map import TensorMapEncoder
-from cute_attn.scheduler import Plan, PlanMemory, WorkspaceSize, plan_batch, workspace_size
+from cute_attn.scheduler import (
+    Constants,
+    Plan,
+    PlanMemory,
+    WorkspaceSize,
+    plan_batch,
+    workspace_size,
+)
 
 _UNKNOWN: tuple[Any, Any] = (None, None)
 
@@ -60,6 +69,7 @@ class CudaBatch:
         launch: 1 for the launch that runs beside another one.
 
     Attributes:
+        constants: what steps are planned with.
         plan_of_step: plan of the last step (of this launch); None if there is none, or only the
             device knows it.
     """
@@ -74,6 +84,7 @@ class CudaBatch:
         schedule: str | None,
         batch_invariant: bool,
         workspace: torch.Tensor | None,
+        costs: str | Path | Constants | None = None,
         launch: int = 0,
     ) -> None:
         self._shape = shape
@@ -84,8 +95,13 @@ class CudaBatch:
         self._cuda_graph = cuda_graph
         self._given_workspace = workspace
         self._info = device_info(shape.device.index)
+        self.constants = constants_of(self._info, costs)
         self._choice = KernelChoice(
-            shape, self._info, schedule=schedule, batch_invariant=batch_invariant
+            shape,
+            self._info,
+            self.constants,
+            schedule=schedule,
+            batch_invariant=batch_invariant,
         )
         self._index = self._info.index
         self._current_stream = torch._C._cuda_getCurrentRawStream
@@ -127,6 +143,15 @@ class CudaBatch:
             return ()
         beside = self._decodes.kernels if self._two_launches and self._decodes else ()
         return self._set.kernels + beside
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether the last step is two launches, one after the other on all SMs."""
+        plan = self.plan_of_step
+        if not self._two_launches or plan is None:
+            return False
+        blocks = plan.resident_blocks or plan.layout.num_blocks
+        return blocks == self._info.num_sms * self._set.spec.tile.blocks_per_sm
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -225,6 +250,7 @@ class CudaBatch:
             schedule=dispatch.AMPERE_DECODE,
             batch_invariant=self._fixed is not None,
             workspace=self._given_workspace,
+            costs=self.constants,
             launch=1,
         )
 
@@ -237,7 +263,7 @@ class CudaBatch:
         kernels = self._sets.get(spec)
         if kernels is None:
             beside = self._launch_number > 0
-            kernels = LaunchSet(spec, self._shape, self._index, beside=beside)
+            kernels = LaunchSet(spec, self._shape, self._index, self.constants, beside=beside)
             self._sets[spec] = kernels
         geometry = kernels.geometry(step.band)
         blocks = num_sms * spec.tile.blocks_per_sm

@@ -14,7 +14,7 @@ from cute_attn.api import dispatch
 from cute_attn.api.side_by_side import SideBySide, Split, divide
 from cute_attn.api.step import Step
 from cute_attn.codegen.spec import KernelSpec
-from cute_attn.scheduler import RequestBatch
+from cute_attn.scheduler import BUILT_IN, Constants, RequestBatch
 
 
 class FixedKernels:
@@ -25,6 +25,7 @@ class FixedKernels:
         num_kv_heads: KV heads.
         num_sms: of the device.
         schedule: take this family for all requests, or None.
+        constants: of the device.
 
     Attributes:
         prefill, decode: the two kernels; the same one where the problem has no kernel for decode.
@@ -37,10 +38,15 @@ class FixedKernels:
     decode: KernelSpec
 
     def __init__(
-        self, problem: dispatch.Problem, num_kv_heads: int, num_sms: int, schedule: str | None
+        self,
+        problem: dispatch.Problem,
+        num_kv_heads: int,
+        num_sms: int,
+        schedule: str | None,
+        constants: Constants = BUILT_IN,
     ) -> None:
         self._num_sms = num_sms
-        self._side_by_side = SideBySide(problem, num_kv_heads, num_sms)
+        self._side_by_side = SideBySide(problem, num_kv_heads, num_sms, constants)
         # One query token decides about the rows of a decode tile: more tokens take more tiles.
         few = _with_pieces(dispatch.choose(problem, rows=problem.group, schedule=schedule))
         if schedule is None and few.fixed_pieces:

@@ -12,6 +12,7 @@ from cute_attn.api.side_by_side import SideBySide, Split
 from cute_attn.api.step import Step
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.runtime.device import DeviceInfo
+from cute_attn.scheduler import Constants
 
 
 class KernelChoice:
@@ -20,15 +21,23 @@ class KernelChoice:
     Args:
         shape: sizes and options.
         info: the device.
+        constants: of the device.
         schedule: kernel family to take, or None: chosen by the lengths.
         batch_invariant: choose by each request alone.
     """
 
     def __init__(
-        self, shape: BatchShape, info: DeviceInfo, *, schedule: str | None, batch_invariant: bool
+        self,
+        shape: BatchShape,
+        info: DeviceInfo,
+        constants: Constants,
+        *,
+        schedule: str | None,
+        batch_invariant: bool,
     ) -> None:
         self._shape = shape
         self._info = info
+        self._constants = constants
         self._schedule = schedule
         self._batch_invariant = batch_invariant
         self._problems: dict[int | None, dispatch.Problem] = {}
@@ -92,7 +101,9 @@ class KernelChoice:
         found = self._splits.get(page_size)
         if found is None:
             problem, sms = self._problem(page_size), self._info.num_sms
-            found = self._splits[page_size] = SideBySide(problem, self._shape.num_kv_heads, sms)
+            found = self._splits[page_size] = SideBySide(
+                problem, self._shape.num_kv_heads, sms, self._constants
+            )
         return found
 
     def _fixed_kernels(self, page_size: int | None) -> FixedKernels:
@@ -100,7 +111,7 @@ class KernelChoice:
         if found is None:
             problem, sms = self._problem(page_size), self._info.num_sms
             found = self._fixed[page_size] = FixedKernels(
-                problem, self._shape.num_kv_heads, sms, self._schedule
+                problem, self._shape.num_kv_heads, sms, self._schedule, self._constants
             )
         return found
 

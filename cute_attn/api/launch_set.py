@@ -13,6 +13,7 @@ import torch
 from cute_attn.api import checks, dispatch
 from cute_attn.api.arguments import Arguments, FieldWriter
 from cute_attn.api.kernel import Kernel, build, build_generated, merge_of
+from cute_attn.api.launches import cost_of
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import AnyStep
 from cute_attn.api.tensor_maps import grouped_kv_map, kv_map, page_groups, q_map
@@ -22,7 +23,7 @@ from cute_attn.codegen.smem_tile import SWIZZLE_ROWS
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.formats import KVViews
 from cute_attn.runtime.tensor_map import TensorMapEncoder, TensorMapSpec, replace_address
-from cute_attn.scheduler import CostModel, Geometry
+from cute_attn.scheduler import Constants, Geometry
 
 _LOG2_E = math.log2(math.e)
 _MAX_BINDINGS = 1024
@@ -108,6 +109,7 @@ class LaunchSet:
         spec: of the attention kernel.
         shape: sizes and options.
         index: GPU.
+        constants: of the GPU.
         beside: the kernel runs beside the launch before it, which `launch_first` has launched.
     """
 
@@ -116,16 +118,12 @@ class LaunchSet:
         spec: KernelSpec,
         shape: BatchShape,
         index: int,
+        constants: Constants,
         *,
         beside: bool = False,
     ) -> None:
         self.spec = spec
-        self.cost = CostModel.for_kernel(
-            spec.head_dim_qk,
-            spec.head_dim_vo,
-            schedule=spec.schedule,
-            blocks_per_sm=spec.tile.blocks_per_sm,
-        )
+        self.cost = cost_of(spec, constants)
         self.kernel = build(spec)
         self.launch = self.kernel.launcher(index).launch
         self._index = index

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cute_attn.api import dispatch
 from cute_attn.api.step import Step
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
-from cute_attn.scheduler import CostModel, prefill_sms
+from cute_attn.scheduler import BUILT_IN, Constants, CostModel, prefill_sms
 
 
 class Split(NamedTuple):
@@ -35,19 +35,30 @@ class SideBySide:
         problem: what the kernels are chosen by.
         num_kv_heads: KV heads.
         num_sms: of the device.
+        constants: of the device.
 
     Attributes:
         specs: kernels of prefill and decode; None if the device or the problem has no such two.
     """
 
-    def __init__(self, problem: dispatch.Problem, num_kv_heads: int, num_sms: int) -> None:
+    def __init__(
+        self,
+        problem: dispatch.Problem,
+        num_kv_heads: int,
+        num_sms: int,
+        constants: Constants = BUILT_IN,
+    ) -> None:
         self._num_kv_heads = num_kv_heads
         self._num_sms = num_sms
+        self._gpu = constants.gpu
         self.specs = _kernels(problem)
         if self.specs is not None:
             prefill = self.specs[0]
             self._cost = CostModel.for_kernel(
-                prefill.head_dim_qk, prefill.head_dim_vo, schedule=prefill.schedule
+                prefill.head_dim_qk,
+                prefill.head_dim_vo,
+                schedule=prefill.schedule,
+                constants=constants,
             )
 
     def split(self, step: Step) -> Split | None:
@@ -66,6 +77,7 @@ class SideBySide:
             self._cost,
             num_sms=self._num_sms,
             decode_blocks_per_sm=decode.tile.blocks_per_sm,
+            gpu=self._gpu,
         )
         return None if sms is None else split._replace(prefill_sms=sms)
 

@@ -1,4 +1,4 @@
-"""Options of the commands `compile`, `show` and `demo`.
+"""Options of the commands `compile`, `show`, `demo` and `calibrate`.
 
 Bodies import what they need: `cute-attn --help` and `cute-attn info` start without torch.
 """
@@ -178,3 +178,29 @@ def demo_command(
             steps, device=device.value if device else None, jobs=jobs, as_json=as_json
         )
     raise typer.Exit(0 if correct else 1)
+
+
+def calibrate_command(
+    device: Annotated[
+        int | None, typer.Option(min=0, help="Which GPU; default: the current one.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer and shorter measurements, of head_dim 128 alone.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Measure and print; write nothing.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to write; default: the one in the user's configuration directory that"
+            " planning looks for on this kind of GPU."
+        ),
+    ] = None,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Measure this GPU, and write the constants that planning then uses on it."""
+    from cute_attn.cli import calibrate
+
+    with errors_for_people():
+        calibrate.run(device=device, quick=quick, dry_run=dry_run, path=out, as_json=as_json)

@@ -1,4 +1,5 @@
-"""`cute-attn info`: devices, driver, versions, compilers (best first), kernel cache, environment.
+"""`cute-attn info`: devices, driver, versions, compilers (best first), kernel cache, constants for
+planning, environment.
 
 `collect` gathers plain JSON values and never fails: where something is absent (no driver, no torch,
 no compiler) the value says why. Nothing here imports torch or creates a CUDA context.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import platform
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
@@ -27,12 +29,15 @@ from cute_attn.runtime import (
     DriverError,
     ToolchainError,
     available_toolchains,
+    cost_files,
     default_toolchain,
     device_count,
     device_info,
     env,
 )
 from cute_attn.runtime.cache import default_directory
+from cute_attn.scheduler import BUILT_IN, Constants
+from cute_attn.scheduler.constants_file import ConstantsFileError, read_constants, read_file
 
 # Packages whose versions decide what compiles and how fast; the CUDA ones come per major version.
 _ALWAYS = ("torch", "numpy", "nvidia-cutlass")
@@ -63,6 +68,7 @@ def collect() -> dict[str, Any]:
         "packages": _packages(),
         "toolchains": _toolchains(),
         "cache": _cache(),
+        "costs": _costs(),
         "environment": _environment(),
     }
 
@@ -120,6 +126,40 @@ def _cache() -> dict[str, Any]:
     return own
 
 
+def _costs() -> list[dict[str, Any]]:
+    """Per device, or of no device where there is none: which constants plans are made with, from
+    which file, how that came about, or why it cannot be used."""
+    with suppress(DriverError):
+        infos = [device_info(index) for index in range(device_count())]
+        if infos:
+            return [_costs_of(info.index, info.name, info.num_sms) for info in infos]
+    named = env.COST_FILE.get()
+    if named is None:
+        return [_built_in(None)]
+    return [_costs_in(named, None, lambda: read_file(named)[0])]
+
+
+def _costs_of(index: int, name: str, sms: int) -> dict[str, Any]:
+    path = cost_files.find(name, sms)
+    if path is None:
+        return _built_in(index)
+    return _costs_in(path, index, lambda: read_constants(path, name=name, sms=sms))
+
+
+def _built_in(index: int | None) -> dict[str, Any]:
+    return {"device": index, "source": BUILT_IN.source, "made": {}, "problem": None}
+
+
+def _costs_in(path: Path, index: int | None, read: Callable[[], Constants]) -> dict[str, Any]:
+    facts: dict[str, Any] = _built_in(index) | {"source": str(path)}
+    try:
+        read()
+        facts["made"] = read_file(path)[1]
+    except ConstantsFileError as error:
+        facts["problem"] = str(error)
+    return facts
+
+
 def _environment() -> list[dict[str, str | None]]:
     return [{"name": name, "value": value, "help": text} for name, value, text in env.table()]
 
@@ -133,6 +173,7 @@ def render(facts: dict[str, Any], console: Console) -> None:
     _render_toolchains(facts["toolchains"], console)
 
     _render_cache(facts["cache"], console)
+    _render_costs(facts["costs"], console)
 
     packages = _table("package", "version")
     for name, version in facts["packages"].items():
@@ -187,6 +228,19 @@ def _render_cache(facts: dict[str, Any], console: Console) -> None:
         size = f"{cache['bytes'] / 2**20:.1f} MiB"
         table.add_row(escape(cache["directory"]) + note, str(cache["entries"]), size)
     console.print(table)
+
+
+def _render_costs(facts: list[dict[str, Any]], console: Console) -> None:
+    table = _table("constants for planning", "device", "made")
+    for of_device in facts:
+        made = of_device["made"]
+        how = ", ".join(f"{made[key]}" for key in ("date", "driver", "toolchain") if made.get(key))
+        device = "-" if of_device["device"] is None else str(of_device["device"])
+        table.add_row(escape(of_device["source"]), device, escape(how) or "-")
+    console.print(table)
+    for of_device in facts:
+        if of_device["problem"]:
+            console.print(f"[red]constants:[/red] {escape(of_device['problem'])}\n")
 
 
 def _table(*headers: str) -> Table:

@@ -12,9 +12,10 @@ import typer
 from rich.markup import escape
 
 from cute_attn.api import KernelSpec, Problem
-from cute_attn.cli.plan_facts import GPU_SMS, NUM_KV_HEADS, Part, facts_of, parts_of, requests_of
+from cute_attn.api.launches import explained_launch, parts_of
+from cute_attn.cli.plan_facts import GPU_SMS, NUM_KV_HEADS, facts_of, part_of
 from cute_attn.cli.terminal import output, table
-from cute_attn.scheduler import Explanation, Launch, explain
+from cute_attn.scheduler import Explanation, explain
 from cute_attn.workloads import Step, load_steps
 
 
@@ -42,13 +43,13 @@ def run(spec: KernelSpec, problem: Problem, view: PlanView, *, as_json: bool) ->
     step = _step_of(view.step)
     gpu, sms = GPU_SMS[spec.arch]
     if view.beside:
-        parts = parts_of(step, problem, sms)
+        parts = parts_of(step.q_lens, step.kv_lens, problem, num_kv_heads=NUM_KV_HEADS, num_sms=sms)
     else:
         num_blocks = view.blocks or sms * spec.tile.blocks_per_sm
-        parts = [Part(spec, requests_of(step), num_blocks)]
+        parts = [part_of(step, spec, num_blocks)]
     launches, facts = [], []
     for part, (found, plan) in zip(parts, facts_of(parts), strict=True):
-        launches.append(Launch(plan, part.spec.schedule, part.spec.tile.blocks_per_sm))
+        launches.append(explained_launch(plan, part.spec))
         facts.append({"kernel": part.spec.name, **found.to_json()})
     explanation = explain(*launches) if view.explain or view.picture else None
     if explanation and view.picture:

@@ -5,6 +5,7 @@ Knows nothing of attention. `build_kernel` and `compile_many` give a `CompiledKe
 needs a compiler on a cache hit.
 """
 
+from cute_attn.runtime import cost_files
 from cute_attn.runtime.build import build_kernel, find_kernel, forget_kernels
 from cute_attn.runtime.cache import DiskCache, cache_key
 from cute_attn.runtime.compiler import Compiled, CompileRequest, compile_source
@@ -50,6 +51,7 @@ __all__ = [
     "cache_key",
     "compile_many",
     "compile_source",
+    "cost_files",
     "count_opcodes",
     "current_device",
     "default_arch",

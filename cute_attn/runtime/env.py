@@ -87,6 +87,12 @@ WHEELS: EnvVar[tuple[Path, ...]] = EnvVar(
 ARCH: EnvVar[str | None] = EnvVar(
     "CUTE_ATTN_ARCH", None, str, "architecture to assume where there is no GPU, e.g. sm_90a"
 )
+COST_FILE: EnvVar[Path | None] = EnvVar(
+    "CUTE_ATTN_COST_FILE",
+    None,
+    _path,
+    "constants for planning, from `cute-attn calibrate` (default: the user's for this GPU, if any)",
+)
 TUNE_DB: EnvVar[Path | None] = EnvVar(
     "CUTE_ATTN_TUNE_DB", None, _path, "directory of the user's own tuning records"
 )
@@ -103,6 +109,7 @@ ALL: tuple[EnvVar[object], ...] = (
     TOOLCHAIN,
     WHEELS,
     ARCH,
+    COST_FILE,
     TUNE_DB,
 )
 

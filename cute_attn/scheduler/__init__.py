@@ -4,9 +4,11 @@ NumPy only: no torch, no CUDA, nothing about how kernels are written.
 """
 
 from cute_attn.scheduler.batch import Geometry, RequestBatch
-from cute_attn.scheduler.cost import DEFAULT_COST, H200, CostModel, Gpu
+from cute_attn.scheduler.constants import BUILT_IN, H200, Constants, Gpu, KernelTimes
+from cute_attn.scheduler.cost import DEFAULT_COST, CostModel
 from cute_attn.scheduler.decode import DecodeCosts
 from cute_attn.scheduler.explain import Explanation, Launch, explain
+from cute_attn.scheduler.fit import MeasuredLaunch, Measurement, fit_constants
 from cute_attn.scheduler.fixed_pieces import plan_fixed_pieces
 from cute_attn.scheduler.memory import PlanMemory
 from cute_attn.scheduler.min_heap import HeapAssignment, plan_min_heap
@@ -15,7 +17,13 @@ from cute_attn.scheduler.planner import plan_batch
 from cute_attn.scheduler.prices import Prices, prices_of
 from cute_attn.scheduler.reads import Reads, reads_of
 from cute_attn.scheduler.side_by_side import prefill_sms
-from cute_attn.scheduler.simulator import Report, plan_items, simulate, simulate_plans
+from cute_attn.scheduler.simulator import (
+    Report,
+    plan_items,
+    simulate,
+    simulate_plans,
+)
+from cute_attn.scheduler.timing import Timing
 from cute_attn.scheduler.workspace import (
     ARRIVALS_BYTES,
     WorkspaceSize,
@@ -25,23 +33,30 @@ from cute_attn.scheduler.workspace import (
 
 __all__ = [
     "ARRIVALS_BYTES",
+    "BUILT_IN",
     "DEFAULT_COST",
     "H200",
+    "Constants",
     "CostModel",
     "DecodeCosts",
     "Explanation",
     "Geometry",
     "Gpu",
     "HeapAssignment",
+    "KernelTimes",
     "Launch",
+    "MeasuredLaunch",
+    "Measurement",
     "Plan",
     "PlanMemory",
     "Prices",
     "Reads",
     "Report",
     "RequestBatch",
+    "Timing",
     "WorkspaceSize",
     "explain",
+    "fit_constants",
     "max_slots",
     "plan_batch",
     "plan_fixed_pieces",

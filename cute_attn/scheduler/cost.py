@@ -8,7 +8,7 @@ request share what they read through the L2 cache, so the bytes of a block are d
 request's number of query tiles: decode ends up in the bytes regime, prefill in the compute regime.
 In a mixed step the blocks that compute leave their share of the bandwidth to those that read.
 
-`_FAMILIES` holds the constants of each kernel family: refitting is changing numbers there.
+It judges plans and says who computes what; `simulator` predicts times. Constants: `constants`.
 """
 
 from __future__ import annotations
@@ -17,72 +17,10 @@ from dataclasses import dataclass
 
 from cute_attn.abi import UNBOUNDED
 from cute_attn.scheduler.batch import Geometry
+from cute_attn.scheduler.constants import BUILT_IN, Constants
 from cute_attn.scheduler.each import Each, at_least
 
 _MIN_PIECE_KEYS = 64  # 1 x 1k keys, 32/8 heads: 5.7 us, 6.1 with 128
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """Measured ceilings of a device.
-
-    Attributes:
-        name: for reports.
-        sms: streaming multiprocessors.
-        tflops: dense bf16 matrix product, TFLOP/s.
-        read_gbps: streaming read from HBM by the whole device, GB/s.
-        sm_read_gbps: the most that one SM reads when few do, GB/s.
-    """
-
-    name: str
-    sms: int
-    tflops: float
-    read_gbps: float
-    sm_read_gbps: float
-
-
-H200 = Gpu("H200", sms=132, tflops=796.0, read_gbps=4633.0, sm_read_gbps=129.0)
-
-
-@dataclass(frozen=True)
-class Family:
-    """What a kernel family adds to the ceilings of a device, if it has an SM to itself.
-
-    Attributes:
-        tile_ns: fixed cost of an item: Q load, pipeline fill and drain, output.
-        masked_ns: what the masked KV blocks at one end of the visible band cost more than others.
-        efficiency: share of `Gpu.tflops` that the loop over KV blocks reaches.
-    """
-
-    tile_ns: int
-    masked_ns: int
-    efficiency: float
-
-
-# Per family, by the largest head_dim a row is for. A fit: time of an item over its KV blocks, full
-# mask (slope: efficiency; rest: tile_ns), then what a causal mask adds (masked_ns).
-_FAMILIES: dict[str, dict[int, Family]] = {
-    "hopper_tile": {
-        # The exponentials bound it: 1.25 us per 128 keys, where the products take 0.7.
-        64: Family(tile_ns=2000, masked_ns=300, efficiency=0.60),
-        # 1.4 us per 128 keys. 3.5 us: Q 32 KB, first K block, last P V, output.
-        128: Family(tile_ns=3500, masked_ns=300, efficiency=0.98),
-        # One stage of Q (48 KB) at (192, 128): nothing of the next item is there when one ends.
-        192: Family(tile_ns=4000, masked_ns=300, efficiency=0.95),
-        # 1.9 us per 80 keys. One stage of Q, of 64 KB, and as much to write.
-        256: Family(tile_ns=6000, masked_ns=300, efficiency=0.92),
-    },
-    # mma.sync: 1k and 4k keys at two blocks per SM, 6 us + 46 us per 1k keys at head_dim 128. The
-    # diagonal blocks are no dearer than others where softmax is not what is waited for.
-    "ampere_tile": {
-        64: Family(tile_ns=3000, masked_ns=0, efficiency=0.42),
-        128: Family(tile_ns=3000, masked_ns=0, efficiency=0.48),
-        256: Family(tile_ns=3000, masked_ns=0, efficiency=0.42),
-    },
-    # Bound by what it reads: only tile_ns counts, the gap between two items. The other blocks of an
-    # SM fill most of it: 6 us with one block, 3 with two, 2 with three.
-    "ampere_decode": {256: Family(tile_ns=6000, masked_ns=0, efficiency=0.75)},
-}
 
 
 @dataclass(frozen=True)
@@ -125,25 +63,22 @@ class CostModel:
         schedule: str = "ampere_decode",
         element_bytes: int = 2,
         blocks_per_sm: int = 1,
-        gpu: Gpu = H200,
+        constants: Constants = BUILT_IN,
     ) -> CostModel:
-        """Costs from a device's ceilings and a kernel family's constants.
+        """Costs from the constants of a GPU.
 
         Args:
             head_dim_qk, head_dim_vo: elements.
             schedule: kernel family, as in the kernel's spec.
             element_bytes: of K and V.
             blocks_per_sm: resident blocks that share one SM's tensor cores and bandwidth.
-            gpu: ceilings.
+            constants: of the GPU.
 
         Raises:
             ValueError: unknown schedule.
         """
-        if schedule not in _FAMILIES:
-            raise ValueError(f"schedule is {schedule!r}; known: {', '.join(_FAMILIES)}")
-        rows = _FAMILIES[schedule]
-        dim = max(head_dim_qk, head_dim_vo)
-        family = rows[min((d for d in rows if d >= dim), default=max(rows))]
+        gpu = constants.gpu
+        family = constants.plan_costs(schedule, max(head_dim_qk, head_dim_vo))
         reads = schedule == "ampere_decode"
         fixed = 1 / blocks_per_sm if reads else blocks_per_sm
         sm_flops_per_ps = gpu.tflops * family.efficiency / gpu.sms / blocks_per_sm

@@ -5,10 +5,9 @@
     it.plot("step.svg")                # the timeline (needs matplotlib)
     it.launches[0].blocks[17].items    # the numbers
 
-Times of a single launch are those of the plan's cost model, item by item, and end where
-`Plan.block_costs` says. Launches side by side share the bandwidth, which the cost model of either
-knows nothing about: their times are stretched or shrunk so that each one ends when the simulator
-says it does.
+Times are those that the simulator predicts (`simulator.py`): all blocks, of launches side by side
+as well, share the bandwidth, and the next block starts where one ends. Who computes what was
+decided by the plan's cost model, which knows nothing of that.
 """
 
 from __future__ import annotations
@@ -19,11 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from cute_attn.abi import Item, WorkWalker
 from cute_attn.scheduler.plan import Plan
-from cute_attn.scheduler.prices import Prices, prices_of
-from cute_attn.scheduler.reads import reads_of
-from cute_attn.scheduler.simulator import simulate_plans
+from cute_attn.scheduler.simulator import (
+    LaunchItems,
+    Report,
+    simulate_in_turn,
+    simulate_items,
+)
+from cute_attn.scheduler.timing import Timing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,12 +41,17 @@ class Launch:
     Attributes:
         plan: what it computes.
         name: of its kernel, for people.
-        blocks_per_sm: thread blocks that share an SM.
+        timing: of its kernel; default: its work takes as long as the plan takes it to cost.
     """
 
     plan: Plan
     name: str = "one launch"
-    blocks_per_sm: int = 1
+    timing: Timing | None = None
+
+    @property
+    def known_timing(self) -> Timing:
+        """The kernel's, or the plan's costs."""
+        return Timing.of(self.plan.cost) if self.timing is None else self.timing
 
 
 class ExplainedItem(NamedTuple):
@@ -73,9 +83,17 @@ class ExplainedItem(NamedTuple):
 
 @dataclass(frozen=True)
 class ExplainedBlock:
-    """What one thread block does: `items` in their order, done after `end_us`."""
+    """What one thread block does.
+
+    Attributes:
+        number: in the grid.
+        place: which of the blocks that run at the same time it is, or follows.
+        items: in their order.
+        end_us: when it is done, but for merges; 0 if it has no items.
+    """
 
     number: int
+    place: int
     items: tuple[ExplainedItem, ...]
     end_us: float
 
@@ -117,7 +135,9 @@ class ExplainedLaunch:
         splits: tiles that are merged, by their place in the plan.
         merge_us: what merging adds after the busiest block.
         distinct_kv_bytes: K and V that the launch needs, each key once per KV head.
-        pace: times here over those of the plan's cost model; 1 unless launches run side by side.
+        begin_us: when it begins, where it follows another one; else 0.
+        ends_us: when each of the blocks that run at the same time is done, with those that follow
+            it.
     """
 
     name: str
@@ -127,12 +147,13 @@ class ExplainedLaunch:
     splits: tuple[SplitTile, ...]
     merge_us: float
     distinct_kv_bytes: int
-    pace: float
+    begin_us: float
+    ends_us: tuple[float, ...]
 
     @property
     def num_sms(self) -> int:
         """SMs that it fills."""
-        return -(-len(self.blocks) // self.blocks_per_sm)
+        return -(-len(self.ends_us) // self.blocks_per_sm)
 
     @property
     def num_items(self) -> int:
@@ -147,17 +168,18 @@ class ExplainedLaunch:
     @property
     def busiest_us(self) -> float:
         """When the last block is done."""
-        return max(block.end_us for block in self.blocks)
+        return max(self.ends_us)
 
     @property
     def mean_us(self) -> float:
-        """When blocks are done, in the mean."""
-        return sum(block.end_us for block in self.blocks) / len(self.blocks)
+        """When the blocks that run at the same time are done, in the mean."""
+        return sum(self.ends_us) / len(self.ends_us)
 
     @property
     def imbalance(self) -> float:
-        """The last block over the mean; 1.0 is perfect."""
-        return self.plan.imbalance
+        """The last block over the mean, from the begin of the launch; 1.0 is perfect."""
+        mean = self.mean_us - self.begin_us
+        return (self.busiest_us - self.begin_us) / mean if mean > 0 else 1.0
 
     @property
     def predicted_us(self) -> float:
@@ -170,10 +192,12 @@ class Explanation:
     """Which thread block does what in a step; `str()` is a table.
 
     Attributes:
-        launches: one, or two that run side by side on SMs of their own.
+        launches: one, or two that run side by side on SMs of their own, or one after the other.
+        in_turn: one after the other.
     """
 
     launches: tuple[ExplainedLaunch, ...]
+    in_turn: bool = False
 
     @property
     def predicted_us(self) -> float:
@@ -182,7 +206,12 @@ class Explanation:
 
     @property
     def imbalance(self) -> float:
-        """The last block of all over the mean, every SM weighed alike; 1.0 is perfect."""
+        """The last block of all over the mean, every SM weighed alike; 1.0 is perfect. Of launches
+        in turn: of each one, added up."""
+        if self.in_turn:
+            busiest = sum(launch.busiest_us - launch.begin_us for launch in self.launches)
+            mean = sum(launch.mean_us - launch.begin_us for launch in self.launches)
+            return busiest / mean if mean > 0 else 1.0
         sms = sum(launch.num_sms for launch in self.launches)
         mean = sum(launch.mean_us * launch.num_sms for launch in self.launches) / sms
         busiest = max(launch.busiest_us for launch in self.launches)
@@ -247,88 +276,89 @@ class Explanation:
         return save(self, Path(path))
 
 
-def explain(*launches: Launch) -> Explanation:
+def explain(*launches: Launch, in_turn: bool = False) -> Explanation:
     """Explains the launches of one step.
 
     Args:
         launches: one, or several that run at the same time, each on SMs of its own.
+        in_turn: they run one after the other, each on all SMs.
 
     Raises:
         ValueError: no launch.
     """
     if not launches:
         raise ValueError("explain takes at least one launch")
-    paces = [1.0]
-    if len(launches) > 1:
-        plans = [launch.plan for launch in launches]
-        reports = simulate_plans(plans, [launch.blocks_per_sm for launch in launches])
-        paces = [
-            float(report.busy_us.max()) * 1000 / max(int(plan.block_costs.max()), 1)
-            for plan, report in zip(plans, reports, strict=True)
-        ]
-    pairs = zip(launches, paces, strict=True)
-    return Explanation(tuple(_explain(launch, pace) for launch, pace in pairs))
+    items = [LaunchItems.of_plan(launch.plan) for launch in launches]
+    simulate = simulate_in_turn if in_turn else simulate_items
+    reports = simulate(items, [launch.known_timing for launch in launches])
+    begins = [0.0] * len(launches)
+    if in_turn:
+        begins[1:] = np.maximum.accumulate(
+            [report.predicted_us for report in reports[:-1]]
+        ).tolist()
+    of_launches = zip(launches, items, reports, begins, strict=True)
+    return Explanation(tuple(_explain(*of_launch) for of_launch in of_launches), in_turn)
 
 
-def _explain(launch: Launch, pace: float) -> ExplainedLaunch:
-    plan = launch.plan
-    requests, geometry, cost = plan.requests, plan.geometry, plan.cost
-    walker = WorkWalker(plan.view)
-    of_blocks = [list(walker.items(block)) for block in range(walker.num_blocks)]
-    items = [item for own in of_blocks for item in own]
-    reads = reads_of(items, requests, geometry)
-    kv_bytes = (reads.keys * cost.key_bytes).tolist()
-    prices = prices_of(requests, geometry, cost)
-    costs = prices.of_items(reads.table).tolist()
+def _explain(
+    launch: Launch, items: LaunchItems, report: Report, begin_us: float
+) -> ExplainedLaunch:
+    plan, timing = launch.plan, launch.known_timing
+    requests, reads = plan.requests, items.reads
+    kv_bytes = (reads.keys * timing.key_bytes).tolist()
+    of_items = zip(
+        map(Item._make, reads.table.tolist()), kv_bytes, report.items_us.tolist(), strict=True
+    )
     assert requests.ids is not None
     ids, kv_len = requests.ids.tolist(), requests.kv_len.tolist()
-    tile_kv = geometry.tile_kv
+    tile_kv = items.geometry.tile_kv
 
-    blocks, at = [], 0
-    for number, own in enumerate(of_blocks):
-        explained, now = [], 0
-        for item in own:
-            start, now = now, now + costs[at]
-            length = kv_len[item.request]
-            made = ExplainedItem(
-                request=ids[item.request],
-                kv_head=item.kv_head,
-                row_begin=item.row_begin,
-                row_end=item.row_begin + item.num_rows,
-                key_begin=min(item.block_begin * tile_kv, length),
-                key_end=min(item.block_end * tile_kv, length),
-                slot=item.slot,
-                start_us=start * pace / 1000,
-                end_us=now * pace / 1000,
-                kv_bytes=kv_bytes[at],
-            )
-            explained.append(made)
-            at += 1
-        blocks.append(ExplainedBlock(number, tuple(explained), now * pace / 1000))
+    explained = [
+        ExplainedItem(
+            request=ids[item.request],
+            kv_head=item.kv_head,
+            row_begin=item.row_begin,
+            row_end=item.row_begin + item.num_rows,
+            key_begin=min(item.block_begin * tile_kv, kv_len[item.request]),
+            key_end=min(item.block_end * tile_kv, kv_len[item.request]),
+            slot=item.slot,
+            start_us=start_us,
+            end_us=end_us,
+            kv_bytes=size,
+        )
+        for item, size, (start_us, end_us) in of_items
+    ]
+    cuts = np.r_[0, items.sizes.cumsum()].tolist()
+    blocks = [
+        ExplainedBlock(number, place, tuple(explained[cuts[number] : cuts[number + 1]]), end_us)
+        for number, (place, end_us) in enumerate(
+            zip(report.place.tolist(), report.busy_us.tolist(), strict=True)
+        )
+    ]
     return ExplainedLaunch(
         name=launch.name,
         plan=plan,
-        blocks_per_sm=launch.blocks_per_sm,
+        blocks_per_sm=timing.blocks_per_sm,
         blocks=tuple(blocks),
-        splits=_splits(plan, of_blocks, prices),
-        merge_us=plan.merge_cost / 1000,
-        distinct_kv_bytes=int(reads.once.sum()) * cost.key_bytes,
-        pace=pace,
+        splits=_splits(plan, items, timing),
+        merge_us=report.merge_us,
+        distinct_kv_bytes=int(reads.once.sum()) * timing.key_bytes,
+        begin_us=begin_us,
+        ends_us=tuple(np.maximum(report.places_us, begin_us).tolist()),
     )
 
 
-def _splits(plan: Plan, of_blocks: list[list[Item]], prices: Prices) -> tuple[SplitTile, ...]:
+def _splits(plan: Plan, items: LaunchItems, timing: Timing) -> tuple[SplitTile, ...]:
     pieces: dict[int, dict[int, int]] = defaultdict(dict)  # tile: {slot: thread block}
     whole: dict[int, Item] = {}
-    for block, own in enumerate(of_blocks):
-        for item in own:
-            if item.slot >= 0:
-                pieces[item.tile][item.slot] = block
-                whole[item.tile] = item
+    for block, row in zip(items.of_block.tolist(), items.reads.table.tolist(), strict=True):
+        item = Item._make(row)
+        if item.slot >= 0:
+            pieces[item.tile][item.slot] = block
+            whole[item.tile] = item
     found = []
     for tile, record, first_slot, num_slots in WorkWalker(plan.view).split_tiles():
         item, in_order = whole[tile], sorted(pieces[tile].items())
-        merge = prices.of_merge(record, num_slots)
         split = SplitTile(
             request=plan.view.request(record).batch,
             kv_head=item.kv_head,
@@ -336,7 +366,7 @@ def _splits(plan: Plan, of_blocks: list[list[Item]], prices: Prices) -> tuple[Sp
             row_end=item.row_begin + item.num_rows,
             first_slot=first_slot,
             blocks=tuple(block for _, block in in_order),
-            merge_us=merge / 1000,
+            merge_us=timing.merge(float(num_slots * item.num_rows)),
         )
         found.append(split)
     return tuple(found)

@@ -24,6 +24,15 @@ _EXTREMES = 5
 _BINS, _BAR = 8, 40
 _LISTED_REQUESTS = 4
 
+_HOW = {
+    False: (
+        "side by side",
+        "They share the bandwidth; the second one starts when the blocks of the first have.",
+    ),
+    True: ("one after the other", "Times go on from one to the next."),
+}
+"""What several launches do, by whether they are in turn."""
+
 Row = tuple[str, ...]
 
 
@@ -33,10 +42,10 @@ def text_of(explanation: Explanation, max_items: int) -> str:
     lines = []
     if len(launches) > 1:
         lines += [
-            f"{len(launches)} launches side by side: {explanation.predicted_us:.1f} us predicted,"
+            f"{len(launches)} launches {_HOW[explanation.in_turn][0]}:"
+            f" {explanation.predicted_us:.1f} us predicted,"
             f" imbalance {explanation.imbalance:.3f}",
-            "Times are the plans', in proportion, up to the end that the simulator predicts for"
-            " each launch.",
+            _HOW[explanation.in_turn][1],
             "",
         ]
     for launch in launches:
@@ -51,7 +60,10 @@ def _facts(launch: ExplainedLaunch) -> Iterator[str]:
     pieces, split = plan.num_slots, plan.num_split_tiles
     loaded, differ = size_text(launch.kv_bytes), size_text(launch.distinct_kv_bytes)
     each = f" ({launch.blocks_per_sm} each)" if launch.blocks_per_sm > 1 else ""
-    yield f"{launch.name}: {len(launch.blocks)} thread blocks on {launch.num_sms} SMs{each}"
+    waves = len(launch.blocks) - len(launch.ends_us)
+    later = f", {waves:,} of them when others end" if waves else ""
+    blocks = f"{len(launch.blocks):,} thread blocks on {launch.num_sms} SMs"
+    yield f"{launch.name}: {blocks}{each}{later}"
     facts = {
         "requests": f"{plan.num_requests:,}",
         "query tiles": f"{plan.num_tiles:,} of {geometry.tile_q} packed rows; keys in blocks of"

@@ -16,6 +16,7 @@ from cute_attn.scheduler.each import Int64Array
 
 if TYPE_CHECKING:
     from cute_attn.scheduler.explain import Explanation
+    from cute_attn.scheduler.timing import Timing
 
 
 @dataclass(eq=False)
@@ -95,16 +96,16 @@ class Plan:
 
     @property
     def predicted_us(self) -> float:
-        """Time by the cost model: the busiest block, then the merge. See also `simulate`."""
+        """Time by the cost model: the busiest block, then the merge. `simulate_plans` is nearer."""
         return (int(self.busy_costs.max()) + self.merge_cost) / 1000
 
-    def explain(self, *, name: str = "one launch", blocks_per_sm: int = 1) -> Explanation:
+    def explain(self, *, name: str = "one launch", timing: Timing | None = None) -> Explanation:
         """Which thread block does what: `print` it, `plot` it, or read its fields.
 
         Args:
             name: of the kernel, for people.
-            blocks_per_sm: thread blocks of the kernel that share an SM.
+            timing: of the kernel; default: its work takes as long as `cost` says.
         """
         from cute_attn.scheduler.explain import Launch, explain  # which imports this module
 
-        return explain(Launch(self, name, blocks_per_sm))
+        return explain(Launch(self, name, timing))

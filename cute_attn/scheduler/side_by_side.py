@@ -18,7 +18,8 @@ import numpy as np
 
 from cute_attn.abi import UNBOUNDED
 from cute_attn.scheduler.batch import Geometry, RequestBatch
-from cute_attn.scheduler.cost import H200, CostModel, Gpu
+from cute_attn.scheduler.constants import H200, Gpu
+from cute_attn.scheduler.cost import CostModel
 from cute_attn.scheduler.each import Int64Array
 
 LEAST_DECODE_US = 20.0
@@ -26,7 +27,7 @@ LEAST_DECODE_US = 20.0
 LEAST_SHARE = 0.25
 """Of decode's reading time at full rate in the time of prefill: below it prefill on fewer SMs loses
 more than decode beside it wins (-4 % at 0.13, 0 at 0.2, +1 % at 0.3)."""
-_SM_GBPS = 60.0  # of an SM that decodes
+_SM_GBPS = 60.0  # of an SM that decodes, on an H200
 _READ_SHARE = 1.0  # of `Gpu.read_gbps`, while other SMs compute
 _SHARPNESS = 9  # how suddenly the one limit gives way to the other
 _ITEM_US = 12.0  # an item's latencies
@@ -64,7 +65,8 @@ def prefill_sms(
     computing = _SLOWDOWN * prefill_us / sms + _START_US
     others = num_sms - sms
     items = decode.num_requests * heads / (others * decode_blocks_per_sm)
-    rate = _combined(_SM_GBPS * others, _READ_SHARE * gpu.read_gbps)
+    sm_gbps = _SM_GBPS * (gpu.sm_read_gbps / H200.sm_read_gbps)
+    rate = _combined(sm_gbps * others, _READ_SHARE * gpu.read_gbps)
     reading = read_bytes / rate / 1e3 + _ITEM_US * items
     return int(sms[(computing**_BALANCE + reading**_BALANCE).argmin()])
 

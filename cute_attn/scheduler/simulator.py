@@ -1,30 +1,36 @@
 """Predicts how long a plan takes, from two resources: tensor cores and HBM bandwidth.
 
-A fluid model. Each thread block has a time it needs if nobody else read (`alone`: tensor-core work,
-or its loads at the most one SM can read), and bytes it takes from HBM. Blocks progress together;
-the device's bandwidth is shared max-min fairly, so a block's reading speed depends on how many
-others read. What several query tiles of one request and head read is counted once: they find it in
-the L2 cache. The block that finishes the last piece of a split tile merges it.
+A fluid model (`fluid`). Each thread block has a time it needs if nobody else read (tensor-core
+work, or its loads at the most one SM can read), and bytes it takes from HBM. Blocks progress
+together; the device's bandwidth is shared max-min fairly, so a block's reading speed depends on how
+many others read. What several query tiles of one request and head read is counted once: they find
+it in the L2 cache. The block that finishes the last piece of a split tile merges it.
 
-It is a prediction for comparing schedules, with launch overhead, clocks and cache misses left out.
+How long things take is measured (`constants`), and apart from what plans are judged by. Left out:
+that a card short of power slows its clock down, and what L2 loses to other launches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from cute_attn.abi import Item, WorkWalker
 from cute_attn.scheduler.batch import Geometry, RequestBatch
-from cute_attn.scheduler.cost import DEFAULT_COST, H200, CostModel, Gpu
+from cute_attn.scheduler.constants import Gpu
+from cute_attn.scheduler.cost import DEFAULT_COST
 from cute_attn.scheduler.each import Int64Array
+from cute_attn.scheduler.fluid import Course, FloatArray, Work, flow
 from cute_attn.scheduler.plan import Plan
-from cute_attn.scheduler.reads import reads_of
+from cute_attn.scheduler.reads import Reads, reads_of
+from cute_attn.scheduler.timing import Timing
 
-FloatArray = npt.NDArray[np.float64]
+_LEAST_US = 1e-3
+"""Of an item: one without keys writes zeros."""
 
 
 @dataclass(frozen=True)
@@ -33,23 +39,55 @@ class Report:
 
     Attributes:
         gpu: whose ceilings were taken.
-        num_blocks, num_items, num_split_tiles: counts.
-        busy_us: (num_blocks,) when each block ends.
+        num_split_tiles: count.
         compute_us: (num_blocks,) tensor-core time of each block.
         hbm_bytes: read from HBM by all blocks.
-        merge_us: how much later the last block ends because split tiles are merged.
         ideal_us: the same tiles, none split, if their time could be spread evenly.
+        of_block: (num_items,) the block of each item, ascending.
+        shares: (num_items, 2) how much of its block's work is done before and after each item.
+        course: when blocks do what.
     """
 
     gpu: Gpu
-    num_blocks: int
-    num_items: int
     num_split_tiles: int
-    busy_us: FloatArray
     compute_us: FloatArray
     hbm_bytes: int
-    merge_us: float
     ideal_us: float
+    of_block: Int64Array = field(repr=False)
+    shares: FloatArray = field(repr=False)
+    course: Course = field(repr=False)
+
+    @property
+    def num_blocks(self) -> int:
+        """Thread blocks."""
+        return self.compute_us.size
+
+    @property
+    def num_items(self) -> int:
+        """Items of all blocks."""
+        return self.of_block.size
+
+    @property
+    def place(self) -> Int64Array:
+        """(num_blocks,) which of the blocks that run at the same time each one follows."""
+        return self.course.place
+
+    @property
+    def busy_us(self) -> FloatArray:
+        """(num_blocks,) when each block ends, merges left out; 0 if it has nothing to do."""
+        return self.course.busy
+
+    @property
+    def merge_us(self) -> float:
+        """How much later the last block ends because split tiles are merged."""
+        last, end = (float(of.max(initial=0.0)) for of in (self.course.busy, self.course.ends))
+        return max(end - last, 0.0)
+
+    @cached_property
+    def items_us(self) -> FloatArray:
+        """(num_items, 2) begin and end of each item."""
+        times = self.course.times(self.of_block.repeat(2), self.shares.reshape(-1))
+        return times.reshape(-1, 2)
 
     @property
     def predicted_us(self) -> float:
@@ -59,16 +97,26 @@ class Report:
     @property
     def floor_us(self) -> float:
         """No schedule is faster: all tensor-core time spread evenly, or all bytes at full rate."""
-        return max(float(self.compute_us.mean()), self.hbm_bytes / self.gpu.read_gbps / 1000)
+        places = int(self.place.max(initial=0)) + 1
+        return max(float(self.compute_us.sum()) / places, self.hbm_bytes / self.gpu.read_gbps / 1e3)
+
+    @property
+    def places_us(self) -> FloatArray:
+        """When the last of the blocks that follow one another ends."""
+        ends = np.zeros(int(self.place.max(initial=0)) + 1)
+        np.maximum.at(ends, self.place, self.busy_us)
+        return ends
 
     @property
     def imbalance(self) -> float:
-        """Last block over the mean of all blocks."""
-        mean = float(self.busy_us.mean())
-        return float(self.busy_us.max()) / mean if mean else 1.0
+        """Last block over the mean of all that run at the same time."""
+        ends = self.places_us
+        mean = float(ends.mean())
+        return float(ends.max()) / mean if mean else 1.0
 
     def __str__(self) -> str:
         us = max(self.predicted_us, 1e-9)
+        busy = float(self.compute_us.sum()) / self.places_us.size / us
         lines = (
             ("device", self.gpu.name),
             ("thread blocks", f"{self.num_blocks}"),
@@ -77,7 +125,7 @@ class Report:
             ("imbalance (max / mean)", f"{self.imbalance:.3f}"),
             ("predicted time", f"{self.predicted_us:.1f} us (merge {self.merge_us:.1f})"),
             ("floor", f"{self.floor_us:.1f} us"),
-            ("tensor cores busy", f"{100 * float(self.compute_us.mean()) / us:.0f} %"),
+            ("tensor cores busy", f"{100 * busy:.0f} %"),
             ("HBM read", f"{self.hbm_bytes / us / 1000:.0f} GB/s"),
         )
         return "\n".join(f"{name:24}{value}" for name, value in lines)
@@ -94,186 +142,188 @@ def plan_items(plan: Plan) -> list[list[Item]]:
 
 
 def simulate(
-    assignment: Plan | Sequence[Sequence[Item]],
-    requests: RequestBatch,
-    geometry: Geometry,
-    *,
-    cost: CostModel = DEFAULT_COST,
-    gpu: Gpu = H200,
-    blocks_per_sm: int = 1,
-) -> Report:
-    """Predicts the time of a plan, or of items per block such as `HeapAssignment.blocks`.
-
-    Args:
-        assignment: what each thread block computes.
-        requests, geometry: what was planned.
-        cost: the kernel's costs.
-        gpu: the device's ceilings.
-        blocks_per_sm: resident blocks that share an SM.
-    """
-    blocks = plan_items(assignment) if isinstance(assignment, Plan) else assignment
-    launch = _demand(blocks, requests, geometry, cost, gpu, blocks_per_sm)
-    return _reports([launch], gpu)[0]
-
-
-def simulate_plans(
-    plans: Sequence[Plan], blocks_per_sm: Sequence[int], *, gpu: Gpu = H200
-) -> list[Report]:
-    """Predicts launches that run at the same time, on SMs of their own, and share the bandwidth.
-
-    Args:
-        plans: of the launches.
-        blocks_per_sm: of each launch.
-        gpu: the device's ceilings.
-    """
-    launches = []
-    for plan, per_sm in zip(plans, blocks_per_sm, strict=True):
-        walker = WorkWalker(plan.view)
-        blocks = [list(walker.items(block)) for block in range(walker.num_blocks)]
-        launches.append(_demand(blocks, plan.requests, plan.geometry, plan.cost, gpu, per_sm))
-    return _reports(launches, gpu)
-
-
-@dataclass(frozen=True)
-class _Demand:
-    """What the thread blocks of a launch need.
-
-    Attributes:
-        alone: (num_blocks,) us of each if nobody else read.
-        bytes_of: (num_blocks,) from HBM.
-        merges: (num_blocks,) us that each merges.
-        compute: (num_blocks,) us of its tensor-core work.
-        spread_us: mean of `alone` if no tile were split.
-        num_items, num_split_tiles: counts.
-    """
-
-    alone: FloatArray
-    bytes_of: FloatArray
-    merges: FloatArray
-    compute: FloatArray
-    spread_us: float
-    num_items: int
-    num_split_tiles: int
-
-
-def _demand(
     blocks: Sequence[Sequence[Item]],
     requests: RequestBatch,
     geometry: Geometry,
-    cost: CostModel,
-    gpu: Gpu,
-    blocks_per_sm: int,
-) -> _Demand:
-    """Of one launch; `Item.request` is an index into `requests`."""
-    items = [item for block in blocks for item in block]
-    of_block = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
-    reads = reads_of(items, requests, geometry)
-    _, tile, _, _, rows, begin, end, slot = reads.table.T
+    timing: Timing | None = None,
+) -> Report:
+    """Predicts the time of items per thread block, such as `HeapAssignment.blocks`.
+
+    Args:
+        blocks: what each thread block computes; `Item.request` is an index into `requests`.
+        requests, geometry: what was planned.
+        timing: of the kernel; default: what plans take work to cost by default.
+    """
+    items = LaunchItems.of(blocks, requests, geometry)
+    return simulate_items([items], [timing or Timing.of(DEFAULT_COST)])[0]
+
+
+def simulate_plans(plans: Sequence[Plan], timings: Sequence[Timing]) -> list[Report]:
+    """Predicts launches that run at the same time, on SMs of their own, and share the bandwidth.
+
+    Args:
+        plans: of the launches, in their order: each starts when the blocks of the one before it
+            have started.
+        timings: of their kernels, on one GPU.
+    """
+    return simulate_items([LaunchItems.of_plan(plan) for plan in plans], timings)
+
+
+def simulate_in_turn(launches: Sequence[LaunchItems], timings: Sequence[Timing]) -> list[Report]:
+    """Launches one after the other, each on the whole device; times go on from one to the next."""
+    reports, begin = [], 0.0
+    for items, timing in zip(launches, timings, strict=True):
+        made = _work(items, timing, begin)
+        (course,) = flow([made[0]], timing.rate)
+        reports.append(_report(items, timing, made, course, timing.rate))
+        begin = max(begin, reports[-1].predicted_us)
+    return reports
+
+
+def simulate_items(launches: Sequence[LaunchItems], timings: Sequence[Timing]) -> list[Report]:
+    """`simulate_plans` of items that are known already."""
+    works, begin = [], 0.0
+    for items, timing in zip(launches, timings, strict=True):
+        works.append(_work(items, timing, begin))
+        begin += timing.start_us if items.of_block.size else 0.0
+    pairs = zip(launches, timings, strict=True)
+    rates = [timing.rate for items, timing in pairs if items.of_block.size]
+    rate = min(rates, default=timings[0].rate)
+    courses = flow([work for work, _ in works], rate)
+    every = zip(launches, timings, works, courses, strict=True)
+    return [_report(*of_launch, rate) for of_launch in every]
+
+
+@dataclass(frozen=True)
+class LaunchItems:
+    """What the thread blocks of a launch compute, whatever time it takes.
+
+    Attributes:
+        geometry: tile shape and band.
+        reads: the items and the keys that they read.
+        sizes: (num_blocks,) items of each block.
+        wave_us: (num_blocks,) when blocks start, by the plan; 0 where all are resident.
+        resident: blocks that run at the same time.
+    """
+
+    geometry: Geometry
+    reads: Reads
+    sizes: Int64Array
+    wave_us: FloatArray
+    resident: int
+
+    @classmethod
+    def of(
+        cls, blocks: Sequence[Sequence[Item]], requests: RequestBatch, geometry: Geometry
+    ) -> LaunchItems:
+        """Of items per thread block; `Item.request` is an index into `requests`."""
+        sizes = np.array([len(block) for block in blocks], np.int64)
+        reads = reads_of([item for block in blocks for item in block], requests, geometry)
+        return cls(geometry, reads, sizes, np.zeros(sizes.size), sizes.size)
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> LaunchItems:
+        """Of a plan."""
+        walker = WorkWalker(plan.view)
+        blocks = [list(walker.items(block)) for block in range(walker.num_blocks)]
+        found = cls.of(blocks, plan.requests, plan.geometry)
+        wave_us, resident = plan.waves[1] / 1000, plan.resident_blocks or len(blocks)
+        return replace(found, wave_us=wave_us, resident=resident)
+
+    @property
+    def of_block(self) -> Int64Array:
+        """(num_items,) the block of each item."""
+        return np.arange(self.sizes.size).repeat(self.sizes)
+
+
+class _Times(NamedTuple):
+    """Of a launch if nobody else read.
+
+    Attributes:
+        compute: (num_blocks,) us of tensor-core work.
+        shares: (num_items, 2) how much of its block's work is done before and after each item.
+        spread_us: the mean of all blocks' times if no tile were split.
+    """
+
+    compute: FloatArray
+    shares: FloatArray
+    spread_us: float
+
+
+def _work(items: LaunchItems, timing: Timing, begin_us: float) -> tuple[Work, _Times]:
+    reads, count, of_block = items.reads, items.sizes.size, items.of_block
+    tile, rows, begin, end, slot = reads.table.T[[1, 4, 5, 6, 7]]
+    before_block = items.sizes.cumsum() - items.sizes
+    first = np.zeros(tile.size, bool)
+    first[before_block[items.sizes > 0]] = True
 
     # Bytes that one (request, head) needs once, over the bytes that its items load.
     loaded = np.bincount(reads.owner, reads.keys, reads.once.size)
     fresh = np.minimum(reads.once / np.maximum(loaded, 1), 1.0)
 
-    compute = (end - begin) * cost.compute_block(geometry) / 1000
-    partial = (slot >= 0) * rows * cost.partial_row_ps / 1e6
-    load_us = reads.keys * cost.key_bytes * blocks_per_sm / gpu.sm_read_gbps / 1000
-    loop = np.maximum(compute, load_us)
-    hbm = (reads.keys * fresh[reads.owner] + rows) * cost.key_bytes
-    count, fixed = len(blocks), cost.item(geometry) / 1000
-    took = loop + fixed + partial
-    return _Demand(
-        alone=_sum(of_block, took, count),
+    compute = (end - begin) * timing.compute_block(items.geometry)
+    partial = (slot >= 0) * rows * timing.partial_row_ps / 1e6
+    loop = np.maximum(compute, reads.keys * timing.key_bytes / timing.block_gbps / 1000)
+    hbm = (reads.keys * fresh[reads.owner] + rows) * timing.key_bytes
+    masked = timing.masked(items.geometry)
+    took = loop + masked + partial + np.where(first, timing.first_us, timing.item_us)
+    took = np.maximum(took, _LEAST_US)
+
+    alone, done = _sum(of_block, took, count), took.cumsum()
+    own = done - np.r_[0.0, done][before_block][of_block]
+    after = own / alone[of_block]
+    before = np.maximum(after - took / alone[of_block], 0.0)
+    whole = np.unique(tile).size
+    starts = min(whole, items.resident)
+    spread_us = loop.sum() + whole * masked
+    spread_us += starts * timing.first_us + (whole - starts) * timing.item_us
+    work = Work(
+        alone=alone,
         bytes_of=_sum(of_block, hbm, count),
-        merges=_merges(reads.table, of_block, took, cost, count),
-        compute=_sum(of_block, compute, count),
-        spread_us=float(loop.sum() + np.unique(tile).size * fixed) / count,
-        num_items=len(items),
-        num_split_tiles=int(np.unique(tile[slot >= 0]).size),
+        merges=_merges(items, own, timing),
+        begin_us=begin_us,
+        start_us=timing.start_us,
+        next_us=timing.item_us,
+        resident=items.resident,
+    )
+    shares = np.stack((before, after), axis=1)
+    return work, _Times(_sum(of_block, compute, count), shares, float(spread_us) / items.resident)
+
+
+def _report(
+    items: LaunchItems, timing: Timing, made: tuple[Work, _Times], course: Course, rate: float
+) -> Report:
+    work, times = made
+    hbm_bytes = float(work.bytes_of.sum())
+    of_block, table = items.of_block, items.reads.table
+    start_us = timing.start_us if of_block.size else 0.0
+    return Report(
+        gpu=timing.gpu,
+        num_split_tiles=int(np.unique(table[table[:, -1] >= 0, 1]).size),
+        compute_us=times.compute,
+        hbm_bytes=int(hbm_bytes),
+        ideal_us=start_us + max(times.spread_us, hbm_bytes / rate),
+        of_block=of_block,
+        shares=times.shares,
+        course=course,
     )
 
 
-def _reports(launches: Sequence[_Demand], gpu: Gpu) -> list[Report]:
-    """Of launches that run at the same time."""
-    rate = gpu.read_gbps * 1000
-    alone = np.concatenate([launch.alone for launch in launches])
-    bytes_of = np.concatenate([launch.bytes_of for launch in launches])
-    merges = np.concatenate([launch.merges for launch in launches])
-    busy = _share_bandwidth(alone, bytes_of, rate)
-    after = _share_bandwidth(alone + merges, bytes_of, rate) if merges.any() else busy
-    reports, begin = [], 0
-    for launch in launches:
-        own = slice(begin, begin + launch.alone.size)
-        begin = own.stop
-        late = float(after[own].max(initial=0.0) - busy[own].max(initial=0.0))
-        hbm_bytes = float(launch.bytes_of.sum())
-        report = Report(
-            gpu=gpu,
-            num_blocks=launch.alone.size,
-            num_items=launch.num_items,
-            num_split_tiles=launch.num_split_tiles,
-            busy_us=busy[own],
-            compute_us=launch.compute,
-            hbm_bytes=int(hbm_bytes),
-            merge_us=max(late, 0.0),
-            ideal_us=max(launch.spread_us, hbm_bytes / rate),
-        )
-        reports.append(report)
-    return reports
-
-
-def _merges(
-    table: Int64Array, of_block: Int64Array, took: FloatArray, cost: CostModel, count: int
-) -> FloatArray:
-    """(count,) microseconds that each block merges: those that end the last piece of a tile.
+def _merges(items: LaunchItems, ends: FloatArray, timing: Timing) -> FloatArray:
+    """(num_blocks,) microseconds that each block merges: those that end the last piece of a tile.
 
     When a piece ends is told from the block's items alone, merges before it left out.
     """
-    elapsed = np.cumsum(took)
-    first = np.searchsorted(of_block, np.arange(count))
-    before = np.r_[0.0, elapsed][first]
-    ends = elapsed - before[of_block]
+    table, of_block = items.reads.table, items.of_block
     pieces = np.flatnonzero(table[:, -1] >= 0)
+    when = ends[pieces] + items.wave_us[of_block[pieces]]
     _, tile, size = np.unique(table[pieces, 1], return_inverse=True, return_counts=True)
-    in_time = np.argsort(ends[pieces], kind="stable")
+    in_time = np.argsort(when, kind="stable")
     last = np.zeros(size.size, np.int64)
     last[tile[in_time]] = pieces[in_time]  # of one tile's pieces the last assignment stays
-    us = (cost.merge_ns + size * table[last, 4] * cost.merge_row_ps / 1000) / 1000
-    return _sum(of_block[last], us, count)
+    partial_rows = (size * table[last, 4]).astype(np.float64)
+    return _sum(of_block[last], timing.merge(partial_rows), items.sizes.size)
 
 
 def _sum(index: Int64Array, values: FloatArray, size: int) -> FloatArray:
     return np.bincount(index, values, size).astype(np.float64)
-
-
-def _share_bandwidth(alone: FloatArray, bytes_of: FloatArray, rate: float) -> FloatArray:
-    """When each block ends, if all start at 0 and share `rate` bytes per us max-min fairly.
-
-    A block that gets all the bytes it asks for ends after `alone`.
-    """
-    ends = np.zeros_like(alone)
-    left = np.where(alone > 0, 1.0, 0.0)  # share of each block's work still to do
-    wanted = bytes_of / np.maximum(alone, 1e-12)
-    now = 0.0
-    while (active := np.flatnonzero(left > 0)).size:
-        granted = _max_min(wanted[active], rate)
-        speed = granted / np.maximum(wanted[active], 1e-12)
-        speed = np.where(wanted[active] > 0, speed, 1.0) / alone[active]
-        until = left[active] / speed
-        step = float(until.min())
-        now += step
-        done = until <= step * (1 + 1e-9)
-        left[active] -= step * speed
-        left[active[done]] = 0.0
-        ends[active[done]] = now
-    return ends
-
-
-def _max_min(wanted: FloatArray, total: float) -> FloatArray:
-    """Max-min fair shares of `total`: nobody gets more than wanted, the others get the same."""
-    order = np.argsort(wanted, kind="stable")
-    ascending = wanted[order]
-    before = np.cumsum(ascending) - ascending
-    fair = (total - before) / np.arange(wanted.size, 0, -1)
-    short = ascending > fair
-    level = fair[int(short.argmax())] if short.any() else np.inf
-    return np.minimum(wanted, level)

@@ -1,9 +1,9 @@
 """The picture of an `Explanation`: what every thread block does over time. Needs matplotlib.
 
-A row is a thread block; blocks that share an SM share its height, launches side by side are stacked
-on the SMs that they have. (Which SM runs which block is the hardware's choice; the plan says only
-how many there are.) The requests that take the most time have colours of their own; pieces of split
-tiles are darker.
+A row is a thread block and those that start where it ends; blocks that share an SM share its
+height. Launches side by side are stacked on the SMs that they have, launches in turn share all of
+them. (Which SM runs which block is the hardware's choice; the plan says only how many there are.)
+The requests that take the most time have colours of their own; pieces of split tiles are darker.
 """
 
 from __future__ import annotations
@@ -43,20 +43,23 @@ def _figure_class() -> type[Figure]:
 
 def draw(explanation: Explanation) -> Figure:
     """The timeline as a matplotlib figure, which no window and no pyplot state knows."""
-    sms = sum(launch.num_sms for launch in explanation.launches)
+    sizes = [launch.num_sms for launch in explanation.launches]
+    sms = max(sizes) if explanation.in_turn else sum(sizes)
     figure = _figure_class()(figsize=(11, min(max(sms / 16, 4), 9)), layout="constrained")
     axes = figure.add_subplot()
     colours = _colours(explanation)
     begin = 0.0
     for launch in explanation.launches:
         _draw_launch(axes, launch, begin, colours)
-        begin += launch.num_sms
+        begin += 0 if explanation.in_turn else launch.num_sms
         axes.axhline(begin, color="black", lw=1)
-    axes.set_ylim(begin, 0)
+    axes.set_ylim(sms, 0)
     axes.set_xlim(0, max(explanation.predicted_us, 1e-3) * 1.02)
     axes.set_xlabel("us, predicted")
     axes.set_ylabel("SM")
-    names = " beside ".join(launch.name for launch in explanation.launches)
+    names = (" then " if explanation.in_turn else " beside ").join(
+        launch.name for launch in explanation.launches
+    )
     axes.set_title(
         f"{names}: {explanation.predicted_us:.1f} us, imbalance {explanation.imbalance:.3f},"
         f" {explanation.num_items:,} items, {size_text(explanation.kv_bytes)} of K and V loaded"
@@ -117,7 +120,7 @@ def _draw_launch(
     height = 1 / launch.blocks_per_sm
     boxes, faces = [], []
     for block in launch.blocks:
-        low = begin + block.number * height
+        low = begin + block.place * height
         high = low + height
         for item in block.items:
             left, right = item.start_us, item.end_us

@@ -15,7 +15,8 @@ import numpy as np
 from cute_attn import KernelSpec, Problem, Variant, causal, choose, full, sliding_window
 from cute_attn.api.dispatch import is_long, tiles_per_sm
 from cute_attn.api.fixed_kernels import FixedKernels
-from cute_attn.scheduler.cost import H200
+from cute_attn.api.launches import Part, parts_of
+from cute_attn.scheduler.constants import H200
 
 NOMINAL_SECTIONS = ("A", "A16", "H", "M")
 """Sections whose causal cases count half of the square, as the peers' dense rows do."""
@@ -135,6 +136,22 @@ class Case:
         rows, q_len = max(self.q_lens) * self.group, np.array(self.q_lens)
         tiles = tiles_per_sm(q_len, rows, self.num_kv_heads, H200.sms)
         return choose(problem, rows=rows, tiles_per_sm=tiles, long=long, schedule=schedule)
+
+    def parts(self, arch: str, schedule: str | None = None) -> list[Part]:
+        """The launches that serve it on a device of `arch` with as many SMs as an H200.
+
+        Raises:
+            UnsupportedSpecError: there are none.
+        """
+        return parts_of(
+            self.q_lens,
+            self.kv_lens,
+            self._problem(arch),
+            num_kv_heads=self.num_kv_heads,
+            num_sms=H200.sms,
+            scalars=self.scalars,
+            schedule=schedule,
+        )
 
     def invariant_specs(self, arch: str) -> list[KernelSpec]:
         """The kernels that serve it with batch_invariant=True, some perhaps not needed."""

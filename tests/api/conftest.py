@@ -50,7 +50,7 @@ class FakeGpu:
     def batch(self, *sizes: int, **options: Any) -> BatchAttention:
         """A `BatchAttention` on this GPU; its tensors are CPU tensors."""
         flags, capacities = ("cuda_graph", "batch_invariant"), ("max_requests", "max_pages")
-        own = (*flags, *capacities, "workspace", "schedule")
+        own = (*flags, *capacities, "workspace", "schedule", "costs")
         made = BatchAttention(
             *sizes, device="cpu", **{k: v for k, v in options.items() if k not in own}
         )

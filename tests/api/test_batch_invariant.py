@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,32 @@ def test_pieces_of_prefill_have_thread_blocks_of_their_own(fake_gpu: Any) -> Non
     for block in range(launch.grid):
         items = list(walker.items(block))
         assert len(items) == 1 or all(item.slot < 0 for item in items)
+
+
+@pytest.mark.parametrize(
+    ("which", "in_turn"), [([0, 2, 3], True), ([0, 4] * 60 + [2], False), ([2, 5], False)]
+)
+def test_explanations_know_what_runs_at_the_same_time(
+    which: list[int], in_turn: bool, fake_gpu: Any
+) -> None:
+    requests = Requests(BF16)
+    batch = fake_gpu.batch(8, 2, 64, batch_invariant=True)
+    explanation = batch.plan(*requests.step(which)).explain()
+    assert explanation.in_turn == in_turn
+    launches = explanation.launches
+    assert len(launches) == (1 if which == [2, 5] else 2)
+    if in_turn:
+        assert [launch.num_sms for launch in launches] == [4, 4]
+        assert launches[1].begin_us == launches[0].predicted_us > 0
+    else:
+        assert sum(launch.num_sms for launch in launches) == 4
+    # Blocks that follow others do so in the explanation.
+    (plan, *_), first = batch.plans, launches[0]
+    assert len(first.blocks) == plan.layout.num_blocks
+    for place in range(4 if len(launches) == 1 else 1):
+        own = [block for block in first.blocks if block.place == place and block.items]
+        for before, after in pairwise(own):
+            assert before.end_us <= after.items[0].start_us
 
 
 def test_pieces_have_memory_and_counters(fake_gpu: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,12 @@ from cute_attn.codegen.kernels.plan_decode import MAX_BLOCKS, planner_threads
 from cute_attn.codegen.spec import UnsupportedSpecError
 from cute_attn.runtime import CompileRequest, compile_source
 from cute_attn.scheduler import (
+    BUILT_IN,
+    Constants,
     CostModel,
     DecodeCosts,
     Geometry,
+    Gpu,
     Plan,
     RequestBatch,
     plan_batch,
@@ -237,6 +240,35 @@ def test_plans_have_the_bits_of_the_host_planner(
     for (got, status), plan in zip(run(cases), plans, strict=True):
         assert_plan(got, plan)
         assert status == [0, 0, 0, 0]
+
+
+def any_constants(rng: np.random.Generator) -> Constants:
+    """Of some GPU, as a calibration may find them."""
+    sms, rate = int(rng.integers(20, 200)), float(rng.uniform(200, 9000))
+    gpu = Gpu("any", sms, float(rng.uniform(50, 2000)), rate, float(rng.uniform(1, 9)) * rate / sms)
+    rows = {
+        dim: replace(times, item_us=float(rng.uniform(0.1, 20)))
+        for dim, times in BUILT_IN.times["ampere_decode"].items()
+    }
+    return Constants(gpu, {**BUILT_IN.times, "ampere_decode": rows})
+
+
+@needs_compiler
+def test_whatever_constants_a_calibration_finds(run: Runner) -> None:
+    rng = np.random.default_rng(5)
+    cases = []
+    for _ in range(40):
+        cost = CostModel.for_kernel(
+            blocks_per_sm=int(rng.integers(1, 4)), constants=any_constants(rng)
+        )
+        cases.append(replace(random_case(rng), cost=cost))
+    for case, (plan, status) in zip(cases, run(cases), strict=True):
+        assert status == [0, 0, 0, 0]
+        assert_plan(plan, case.expected())
+    built_in = [replace(case, cost=CostModel.for_kernel()).expected() for case in cases]
+    pairs = zip(cases, built_in, strict=True)
+    changed = sum((case.expected().buffer != other.buffer).any() for case, other in pairs)
+    assert changed >= 5, "constants that matter"
 
 
 def paged_case(num_pages: list[int], last: list[int], *, capacity: int = 100) -> Case:

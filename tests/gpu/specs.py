@@ -32,7 +32,7 @@ from cute_attn.codegen.kernels import (
     emit_plan_decode,
 )
 from cute_attn.codegen.source import GeneratedKernel
-from cute_attn.scheduler.cost import H200
+from cute_attn.scheduler.constants import H200
 from tests.gpu import stress
 from tests.gpu.batches import variant_of
 from tests.gpu.check import problem_of

@@ -12,8 +12,16 @@ import numpy as np
 import pytest
 
 from cute_attn.abi import UNBOUNDED
-from cute_attn.scheduler import CostModel, Geometry, Plan, RequestBatch, plan_batch, plan_items
-from cute_attn.scheduler import simulate as predict
+from cute_attn.scheduler import (
+    CostModel,
+    Geometry,
+    Plan,
+    RequestBatch,
+    Timing,
+    plan_batch,
+    plan_items,
+    simulate_plans,
+)
 from cute_attn.scheduler.planner import DEFAULT_L2_BUDGET
 from cute_attn.scheduler.simulator import Report
 from cute_attn.workloads import load_steps
@@ -64,7 +72,7 @@ class Batch:
 
     def judge(self, plan: Plan) -> Report:
         """By the measured costs."""
-        return predict(plan, self.requests, self.geometry, cost=self.measured)
+        return simulate_plans([plan], [Timing.of(self.measured)])[0]
 
 
 def make(

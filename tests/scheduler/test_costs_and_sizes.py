@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from cute_attn.abi import UNBOUNDED, PlanLayout
-from cute_attn.scheduler import CostModel, Geometry, Gpu, RequestBatch, max_slots, workspace_size
+from cute_attn.scheduler import (
+    Constants,
+    CostModel,
+    Geometry,
+    Gpu,
+    RequestBatch,
+    max_slots,
+    workspace_size,
+)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +103,7 @@ def test_defaults_are_head_dim_128() -> None:
 
 def test_costs_follow_the_device() -> None:
     slow = Gpu("half", sms=132, tflops=398.0, read_gbps=2316.5, sm_read_gbps=64.0)
-    fast, half = CostModel.for_kernel(), CostModel.for_kernel(gpu=slow)
+    fast, half = CostModel.for_kernel(), CostModel.for_kernel(constants=Constants(slow))
     assert half.row_key_ps == pytest.approx(2 * fast.row_key_ps, rel=0.01)
     assert half.key_ps == pytest.approx(2 * fast.key_ps, rel=0.01)
     assert CostModel.for_kernel(blocks_per_sm=2).key_ps == pytest.approx(half.key_ps, rel=0.01)

@@ -1,4 +1,4 @@
-"""What an explanation says of random plans, against lengths, loops and `Plan.block_costs`."""
+"""What an explanation says of random plans, against lengths, loops and the simulator."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import dataclasses
 import re
 import sys
 from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +16,17 @@ import pytest
 from hypothesis import given, settings
 
 from cute_attn.scheduler import (
+    H200,
     CostModel,
     Explanation,
     Geometry,
     Launch,
     RequestBatch,
+    Timing,
     explain,
     plan_batch,
+    plan_fixed_pieces,
+    plan_items,
     simulate,
     simulate_plans,
 )
@@ -43,7 +49,10 @@ def side_by_side() -> tuple[Explanation, list[Launch]]:
         whole.select(~small), PREFILL, 92, cost=CostModel.for_kernel(schedule="hopper_tile")
     )
     decode = plan_batch(whole.select(small), DECODE, 120, cost=cost)
-    launches = [Launch(prefill, "big tiles"), Launch(decode, "small tiles", 3)]
+    launches = [
+        Launch(prefill, "big tiles", Timing.for_kernel(schedule="hopper_tile", loader="paged")),
+        Launch(decode, "small tiles", Timing.for_kernel(blocks_per_sm=3)),
+    ]
     return explain(*launches), launches
 
 
@@ -88,7 +97,7 @@ def test_every_visible_key_is_listed_once(
     cases.min_pieces,
 )
 @settings(max_examples=60)
-def test_times_are_those_of_the_plan(
+def test_times_are_those_of_the_simulator(
     pairs: list[tuple[int, int]],
     geometry: Geometry,
     num_blocks: int,
@@ -98,15 +107,26 @@ def test_times_are_those_of_the_plan(
     plan = plan_batch(cases.make_batch(pairs), geometry, num_blocks, cost=cost, min_piece=min_piece)
     explanation = plan.explain()
     (launch,) = explanation.launches
-    for block, total in zip(launch.blocks, plan.block_costs.tolist(), strict=True):
+    (report,) = simulate_plans([plan], [Timing.of(cost)])
+    for block, end_us in zip(launch.blocks, report.busy_us.tolist(), strict=True):
         now = 0.0
         for item in block.items:
-            assert item.start_us == now < item.end_us
+            assert item.start_us == pytest.approx(now) and item.start_us < item.end_us
             now = item.end_us
-        assert block.end_us == now == total / 1000
-    assert launch.pace == 1
-    assert explanation.predicted_us == pytest.approx(plan.predicted_us)
-    assert explanation.imbalance == pytest.approx(plan.imbalance)
+        assert block.end_us == end_us == pytest.approx(now)
+    assert explanation.predicted_us == pytest.approx(report.predicted_us)
+    assert explanation.imbalance == pytest.approx(report.imbalance)
+
+
+def test_work_without_bytes_takes_as_long_as_it_costs() -> None:
+    """Where nobody waits for memory, the simulator and the plan's cost model say the same."""
+    requests = RequestBatch.from_lengths([700, 300, 128], [700, 2000, 128])
+    cost = CostModel(tile_ns=2000, row_key_ps=1000, merge_ns=0, merge_row_ps=0)
+    plan = plan_batch(requests, PREFILL, 7, cost=cost)
+    (launch,) = plan.explain().launches
+    ends = [block.end_us for block in launch.blocks]
+    assert ends == pytest.approx(plan.block_costs / 1000, rel=1e-3)
+    assert launch.imbalance == pytest.approx(plan.imbalance, rel=1e-3)
 
 
 @given(cases.lengths, cases.geometries, cases.num_blocks)
@@ -152,7 +172,7 @@ def test_splits_name_their_pieces() -> None:
         assert [slot for _, slot, _ in own] == list(range(first, first + len(own)))
         # Four packed rows of 2 ns for each piece.
         assert split.merge_us == pytest.approx(0.7 + len(own) * 4 * 0.002)
-    assert max(split.merge_us for split in launch.splits) == pytest.approx(launch.merge_us)
+    assert 0 < launch.merge_us <= sum(split.merge_us for split in launch.splits)
 
 
 def test_launches_side_by_side_end_when_the_simulator_says() -> None:
@@ -162,13 +182,19 @@ def test_launches_side_by_side_end_when_the_simulator_says() -> None:
     assert {item.request for block in prefill.blocks for item in block.items} == {1, 4}
     assert {item.request for block in decode.blocks for item in block.items} == {0, 2, 3, 5}
     plans = [launch.plan for launch in launches]
-    reports = simulate_plans(plans, [launch.blocks_per_sm for launch in launches])
-    for made, plan, report in zip(explanation.launches, plans, reports, strict=True):
-        assert made.busiest_us == pytest.approx(report.busy_us.max())
-        ends = [block.end_us for block in made.blocks]
-        assert ends == pytest.approx(plan.block_costs * made.pace / 1000)
+    timings = [launch.known_timing for launch in launches]
+    reports = simulate_plans(plans, timings)
+    for made, report in zip(explanation.launches, reports, strict=True):
+        assert made.busiest_us == report.busy_us.max()
+        assert [block.end_us for block in made.blocks] == report.busy_us.tolist()
+    # The second launch starts when the blocks of the first have.
+    begins = [min(i.start_us for b in made.blocks for i in b.items) for made in (prefill, decode)]
+    starts = [timing.start_us for timing in timings]
+    assert begins == pytest.approx([starts[0], starts[0] + starts[1]])
     # 40 of 132 SMs read more than 40 / 132 of what the device can.
-    assert decode.pace < 0.7 < prefill.pace < 1.1
+    assert decode.predicted_us < 0.75 * simulate_plans(plans[1:], [
+        Timing.of(plans[1].cost, replace(H200, read_gbps=H200.read_gbps * 40 / 132), 3)
+    ])[0].predicted_us  # fmt: skip
     assert explanation.predicted_us == max(prefill.predicted_us, decode.predicted_us)
     mean = (sum(b.end_us for b in prefill.blocks) + sum(b.end_us for b in decode.blocks) / 3) / 132
     assert explanation.imbalance == pytest.approx(max(prefill.busiest_us, decode.busiest_us) / mean)
@@ -180,8 +206,8 @@ def test_launches_side_by_side_end_when_the_simulator_says() -> None:
 def test_plans_alone_are_simulated_as_batches() -> None:
     requests = RequestBatch.from_lengths([1, 300, 1], [9000, 700, 20])
     plan = plan_batch(requests, PREFILL, 132)
-    (one,) = simulate_plans([plan], [1])
-    other = simulate(plan, requests, PREFILL)
+    (one,) = simulate_plans([plan], [Timing.of(plan.cost)])
+    other = simulate(plan_items(plan), requests, PREFILL)
     assert one.busy_us == pytest.approx(other.busy_us)
     assert one.predicted_us == pytest.approx(other.predicted_us)
     assert one.hbm_bytes == other.hbm_bytes
@@ -211,8 +237,8 @@ def test_few_items_are_all_listed() -> None:
             pattern = rf"{words} {item.kv_head} 0:4 {keys} .* {result}"
             assert re.search(pattern.replace(" ", r" +") + "$", text, re.M), pattern
     for number in (
-        f"{plan.imbalance:.3f}",
-        f"{plan.predicted_us:.1f} us, {plan.merge_cost / 1000:.1f} us of it",
+        f"{launch.imbalance:.3f}",
+        f"{launch.predicted_us:.1f} us, {launch.merge_us:.1f} us of it",
         f"pieces of {plan.num_split_tiles} split tiles",
         f"{8 * 70_500 * 512 / 1e6:.2f} MB loaded",
     ):
@@ -228,9 +254,10 @@ def test_many_items_are_summed_up() -> None:
     lines = text.splitlines()
     assert explanation.num_items > 10_000 and len(lines) < 40
     assert max(map(len, lines)) <= 100
-    order = np.argsort(-plan.block_costs, kind="stable")
+    ends = np.array([block.end_us for block in explanation.launches[0].blocks])
+    order = np.argsort(-ends, kind="stable")
     for block in (*order[:5], *order[-5:]):
-        assert re.search(rf"^ +{block} +{plan.block_costs[block] / 1000:.1f} ", text, re.M)
+        assert re.search(rf"^ +{block} +{ends[block]:.1f} ", text, re.M)
     bars = re.findall(r"^ +[\d.]+ to +[\d.]+ us +(\d+)", text, re.M)
     assert sum(map(int, bars)) == 132
     assert len(explanation.text(max_items=100_000).splitlines()) > explanation.num_items
@@ -275,7 +302,7 @@ def test_every_item_is_drawn() -> None:
     drawn = [path.get_extents() for c in bars for path in c.get_paths()]
     prefill, decode = explanation.launches
     expected = [
-        (item.start_us, item.end_us, first + block.number / launch.blocks_per_sm)
+        (item.start_us, item.end_us, first + block.place / launch.blocks_per_sm)
         for launch, first in ((prefill, 0), (decode, 92))
         for block in launch.blocks
         for item in block.items
@@ -283,6 +310,61 @@ def test_every_item_is_drawn() -> None:
     assert [(box.x0, box.x1, box.y0) for box in drawn] == [pytest.approx(x) for x in expected]
     assert "us" in axes.get_xlabel() and axes.get_ylabel() == "SM"
     assert "big tiles beside small tiles" in axes.get_title()
+
+
+def test_blocks_that_follow_others_are_drawn_behind_them() -> None:
+    """Batch-invariant plans have more blocks than run at the same time."""
+    requests = RequestBatch.from_lengths(np.full(9, 128), np.full(9, 2048))
+    plan = plan_fixed_pieces(requests, PREFILL, 132, in_kernel=False)
+    explanation = plan.explain(timing=Timing.for_kernel(schedule="hopper_tile"))
+    (launch,) = explanation.launches
+    assert len(launch.blocks) == 1152 and launch.num_sms == len(launch.ends_us) == 132
+    text = str(explanation)
+    assert "1,152 thread blocks on 132 SMs, 1,020 of them when others end" in text
+    (axes,) = explanation.figure().axes
+    bars = [c for c in axes.collections if len(c.get_paths()) > 1]
+    boxes = [path.get_extents() for c in bars for path in c.get_paths()]
+    assert len(boxes) == explanation.num_items
+    rows = defaultdict(list)
+    for box in boxes:
+        rows[round(box.y0)].append((box.x0, box.x1))
+    assert sorted(rows) == list(range(132))
+    for spans in rows.values():
+        spans.sort()
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(spans)), "none overlap"
+    last = max(end for spans in rows.values() for _, end in spans)
+    assert last == pytest.approx(launch.busiest_us) and launch.imbalance < 1.2
+    assert launch.busiest_us > 4 * max(i.end_us - i.start_us for i in items_of(explanation))
+
+
+def test_launches_in_turn() -> None:
+    """As batch-invariant steps of both kinds where nothing is gained side by side."""
+    whole = RequestBatch.from_lengths([1, 300, 1], [9000, 2000, 300])
+    small = whole.q_len == 1
+    prefill = plan_fixed_pieces(whole.select(~small), PREFILL, 132, in_kernel=False)
+    decode = plan_fixed_pieces(whole.select(small), DECODE, 396, in_kernel=True)
+    launches = [
+        Launch(prefill, "prefill", Timing.for_kernel(schedule="hopper_tile")),
+        Launch(decode, "decode", Timing.for_kernel(blocks_per_sm=3)),
+    ]
+    explanation = explain(*launches, in_turn=True)
+    first, second = explanation.launches
+    alone = [explain(launch).launches[0] for launch in launches]
+    assert first == alone[0] and first.begin_us == 0
+    assert second.begin_us == first.predicted_us
+    assert explanation.predicted_us == pytest.approx(sum(x.predicted_us for x in alone))
+    begins = [item.start_us for block in second.blocks for item in block.items]
+    own = [item.start_us for block in alone[1].blocks for item in block.items]
+    assert begins == pytest.approx([first.predicted_us + start for start in own])
+    assert second.imbalance == pytest.approx(alone[1].imbalance)
+    busiest, mean = (
+        sum(getattr(launch, name) for launch in alone) for name in ("busiest_us", "mean_us")
+    )
+    assert explanation.imbalance == pytest.approx(busiest / mean)
+    assert "2 launches one after the other" in str(explanation)
+    (axes,) = explanation.figure().axes
+    assert axes.get_ylim() == (132, 0), "both have all SMs"
+    assert "prefill then decode" in axes.get_title()
 
 
 def test_plot_names_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
