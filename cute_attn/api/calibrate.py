@@ -248,6 +248,14 @@ def _timed_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # of torch
 
 
+def _own_version() -> str:
+    """Of this package; of a source tree that is not installed there is none."""
+    try:
+        return metadata.version("cute-attn")
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def _made(
     measured: list[Measurement], constants: Constants, *, toolchain: str, quick: bool
 ) -> dict[str, str | int | float]:
@@ -259,7 +267,7 @@ def _made(
         "driver": _driver_release(),
         "cuda": torch.version.cuda or "",
         "torch": torch.__version__,
-        "cute_attn": metadata.version("cute-attn"),
+        "cute_attn": _own_version(),
         "toolchain": toolchain,
         "cases": len(measured),
         "quick": int(quick),

@@ -32,6 +32,7 @@ from cute_attn.codegen.kernels import (
     emit_plan_decode,
 )
 from cute_attn.codegen.source import GeneratedKernel
+from cute_attn.hopper import FEW_ROWS
 from cute_attn.scheduler.constants import H200
 from tests.gpu import stress
 from tests.gpu.batches import variant_of
@@ -144,11 +145,12 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
         specs += [
             choose(
                 Problem(arch, "bf16", 128, 128, group, causal(), page_size),
-                rows=None,
+                rows=rows,
                 schedule="hopper_tile",
             )
             for group, page_size in product((1, 2, 3, 4, 5, 8), (None, 16, 3))
             if page_size is None or group in (1, 4, 5)
+            for rows in (FEW_ROWS, None)
         ]
         for dtype, dim, name, group in LONG_KERNELS:
             problem = Problem(arch, dtype, dim, dim, group, variant_of(name), None)
@@ -181,8 +183,9 @@ def stress_kernels(arch: str) -> list[AnyKernel]:
     if arch != "sm_90a":
         return []
     plain = [
-        choose(problem_of(case, arch), rows=None, long=long, schedule=case.schedule)
+        choose(problem_of(case, arch), rows=rows, long=long, schedule=case.schedule)
         for case in stress.CASES
+        for rows in (FEW_ROWS, None)
         for long in (False, True)
     ]
     return [

@@ -91,6 +91,10 @@ BATCHES: dict[str, Requests] = {
         (600, 600), (400, 1500), (129, 1024), (300, 300), (97, 97), (64, 2900), (1, 5000),
         (1, 129), (5, 900), (0, 17), (17, 2), (1, 0), (200, 200),
     ],
+    # No more than 64 packed rows: one consumer warpgroup. Split, and several per block.
+    "few rows": [
+        (12, 5000), (4, 3000), (1, 0), (0, 17), (9, 700), *[(3, 300), (1, 129), (7, 97)] * 40,
+    ],
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import torch
 
 from cute_attn.abi import UNBOUNDED
 from cute_attn.api.device_planner import DevicePlanner
+from cute_attn.hopper import FEW_ROWS
 from cute_attn.scheduler import Geometry
 from tests.gpu import stress
 from tests.gpu.batches import make_batch
@@ -67,7 +68,10 @@ def test_races(case: Case, keys: int, device: torch.device, arch: str) -> None:
     if case.schedule == "hopper_tile" and arch != "sm_90a":
         pytest.skip(f"hopper_tile is for sm_90a; this is {arch}")
     case = replace(case, num_kv_heads=1)
-    for requests in (few(case, keys), [(1, keys)] * 300):
+    many = [[(1, keys)] * 300]
+    if case.schedule == "hopper_tile":  # two consumer warpgroups, where one token has one
+        many.append([(FEW_ROWS // case.family.group + 1, keys)] * 300)
+    for requests in (few(case, keys), *many):
         runs = stress.Runs(case, make_batch(case, device, requests=requests))
         plan = runs.wrapper.last_plan
         assert plan is not None
