@@ -169,11 +169,11 @@ class _Run:
         """(out, base-2 lse) of packed query rows over some keys; 0 and -inf without any."""
         scores = (q @ k.T) * self.sm_scale
         if self.variant.logits is not None:
-            scores = self.variant.logits.evaluate(
-                scores, batch, head, q_idx, kv_idx, **self.scalars
-            ).astype(self.dtype)
+            scores = self.variant.logits(scores, batch, head, q_idx, kv_idx, **self.scalars).astype(
+                self.dtype
+            )
         if self.variant.mask is not None:
-            visible = self.variant.mask.evaluate(batch, head, q_idx, kv_idx, **self.scalars)
+            visible = self.variant.mask(batch, head, q_idx, kv_idx, **self.scalars)
             visible = np.broadcast_to(visible, scores.shape)
             scores = np.where(visible, scores, self.dtype.type(-np.inf))
             # What no row sees may be anything, NaN too (an evicted page): 0 * NaN must not count.

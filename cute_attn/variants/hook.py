@@ -1,0 +1,131 @@
+"""`Hook`: one function of a variant, traced from Python or given as C++ text."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cute_attn.variants.build import operate
+from cute_attn.variants.errors import Place, users_place
+from cute_attn.variants.program import Program, trace
+from cute_attn.variants.scalar import Scalar, join
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One hook.
+
+    Attributes:
+        name: printed beside the generated function.
+        cpp: C++ over the hook's arguments and the variant's scalars: an expression, or statements
+            of which one returns.
+        evaluate: the same in NumPy, vectorised: evaluate(*arguments, **scalars); None: the hook
+            runs on a GPU only.
+        program: what `cpp` and `evaluate` were derived from, if it was traced.
+        parts: hooks that it consists of, all of which a key must pass.
+        place: where `cpp` stands in the user's source, if that is known.
+    """
+
+    name: str
+    cpp: str
+    evaluate: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    program: Program | None = field(default=None, compare=False, repr=False)
+    parts: tuple[Hook, ...] = field(default=(), repr=False)
+    place: Place | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.cpp.strip():
+            raise ValueError(f"the C++ of hook {self.name!r} is empty")
+        if self.program is None and not self.parts and self.place is None:
+            object.__setattr__(self, "place", _place_of_text(self.cpp))
+
+    def __call__(self, *arguments: Any, **scalars: float | int) -> Any:
+        """The hook in NumPy.
+
+        Raises:
+            ValueError: it is C++ text without a NumPy function.
+        """
+        if self.evaluate is None:
+            raise ValueError(
+                f"hook {self.name!r} is C++ text without evaluate=, its NumPy function: it runs on"
+                " a GPU only"
+            )
+        return self.evaluate(*arguments, **scalars)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the C++ was written by hand."""
+        return self.program is None and not self.parts
+
+    @property
+    def has_statements(self) -> bool:
+        """Whether `cpp` is statements rather than one expression."""
+        return re.search(r"\breturn\b", self.cpp) is not None
+
+    def reads(self, scalar: str) -> bool:
+        """Whether the hook reads a scalar."""
+        if self.parts:
+            return any(part.reads(scalar) for part in self.parts)
+        if self.program is not None:
+            return scalar in self.program.result.reads
+        return re.search(rf"\b{scalar}\b", self.cpp) is not None
+
+
+def traced(role: str, function: Callable[..., Any], scalars: tuple[Scalar, ...]) -> Hook:
+    """The hook of a Python function; see `program.trace`."""
+    program = trace(role, function, scalars)
+    name = getattr(function, "__name__", type(function).__name__).strip("_<>").replace("_", " ")
+    return of_program(name, program)
+
+
+def of_program(name: str, program: Program) -> Hook:
+    """The hook that a program is."""
+    return Hook(name, program.cpp, program, program)
+
+
+def both(a: Hook | None, b: Hook | None) -> Hook | None:
+    """The mask that lets through what both let through."""
+    if a is None or b is None:
+        return a or b
+    name = f"{a.name} and {b.name}"
+    if a.program is not None and b.program is not None:
+        return of_program(name, _conjunction(a.program, b.program))
+    parts = tuple(part for hook in (a, b) for part in (hook.parts or (hook,)))
+    evaluates = [part.evaluate for part in parts]
+
+    def evaluate(*arguments: Any, **scalars: Any) -> Any:
+        first, *others = (e(*arguments, **scalars) for e in evaluates if e is not None)
+        for other in others:
+            first = first & other
+        return first
+
+    cpp = " && ".join(f"({part.cpp})" for part in parts)
+    return Hook(name, cpp, None if None in evaluates else evaluate, parts=parts)
+
+
+def _conjunction(a: Program, b: Program) -> Program:
+    result = operate("and", a.result, b.result)
+    return Program(a.role, result, join(a.scalars, b.scalars), {**a.names, **b.names})
+
+
+def _place_of_text(text: str) -> Place | None:
+    """The line of the caller's source where the literal `text` starts."""
+    place = users_place()
+    if place is None:
+        return None
+    source = "".join(linecache.getlines(place.file))
+    try:
+        literals = [
+            node.lineno
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.Constant) and node.value == text
+        ]
+    except SyntaxError:
+        return None
+    if not literals:
+        return None
+    return Place(place.file, min(literals, key=lambda line: abs(line - place.line)))
