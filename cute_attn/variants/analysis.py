@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from cute_attn.abi import UNBOUNDED
 from cute_attn.variants import interval
 from cute_attn.variants.band import Band, Limit, as_limit, looser
 from cute_attn.variants.build import operate
@@ -109,7 +110,7 @@ def _limits(bound: Polynomial) -> Band:
     if slope_kv == 0 or slope_q != -slope_kv or any(_Q in m or _KV in m for m in rest):
         return Band()
     most = _over_heads(rest)
-    if most is None:
+    if most is None or any(abs(c) >= UNBOUNDED for c in most.values()):
         return Band()
     limit = expression(most)
     if abs(slope_kv) > 1:

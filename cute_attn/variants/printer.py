@@ -18,6 +18,7 @@ from cute_attn.variants.operations import (
     AND,
     ATOM,
     BIT_AND,
+    CHOICE,
     EQUALITY,
     OPERATIONS,
     OR,
@@ -160,8 +161,10 @@ class _Printer:
             leasts = [UNARY] * len(node.args)
         elif own == UNARY:
             leasts = [ATOM]  # no "--x"
+        elif own == CHOICE:
+            leasts = [CHOICE + 1] * 3
         else:
-            leasts = [own, *(own + 1 for _ in node.args[1:])]
+            leasts = [own, own + 1]
         operands = [self._operand(*x) for x in zip(node.args, leasts, strict=True)]
         return template.format(*operands), own
 
