@@ -110,7 +110,8 @@ near = st.tuples(
     st.sampled_from(
         ("q_idx", ("add", "q_idx", "shift"), ("sub", "q_idx", "size"),
          ("floordiv", "q_idx", "size"), ("sub", "q_idx", ("mod", "q_idx", 7)),
-         ("minimum", "q_idx", ("add", "q_idx", "shift")), "size", ("sub", "size", "h"), ("mul", ("floordiv", "q_idx", 4), 4))
+         ("minimum", "q_idx", ("add", "q_idx", "shift")), "size", ("sub", "size", "h"),
+         ("mul", ("floordiv", "q_idx", 4), 4))
     ),
 )  # fmt: skip
 near_masks = st.recursive(
