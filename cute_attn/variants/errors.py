@@ -5,10 +5,9 @@ from __future__ import annotations
 import linecache
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
-_HERE = str(Path(__file__).parent)
+_OURS = "cute_attn.variants."
 _LIBRARIES = ("torch", "numpy")
 
 
@@ -38,8 +37,8 @@ class Place:
 
 
 def _is_library(frame: FrameType) -> bool:
-    module = str(frame.f_globals.get("__name__", "")).split(".")[0]
-    return module in _LIBRARIES or frame.f_code.co_filename.startswith(_HERE)
+    module = str(frame.f_globals.get("__name__", ""))
+    return module.split(".")[0] in _LIBRARIES or module.startswith(_OURS)
 
 
 def users_place() -> Place | None:

@@ -50,8 +50,9 @@ class Hook:
             ValueError: it is C++ text without a NumPy function.
         """
         if self.evaluate is None:
+            text = next((part for part in self.parts if part.evaluate is None), self)
             raise ValueError(
-                f"hook {self.name!r} is C++ text without evaluate=, its NumPy function: it runs on"
+                f"hook {text.name!r} is C++ text without evaluate=, its NumPy function: it runs on"
                 " a GPU only"
             )
         return self.evaluate(*arguments, **scalars)

@@ -1,0 +1,81 @@
+"""Traced hooks compiled by NVRTC: every operation of the table, helpers only where used."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from cute_attn.codegen.attention_params import attention_params
+from cute_attn.codegen.hooks import cpp_hooks, number_lines
+from cute_attn.codegen.params import cpp_struct
+from cute_attn.codegen.source import INCLUDE_DIR
+from cute_attn.runtime import CompileRequest, compile_source
+from cute_attn.variants import Scalar, Variant, functions, soft_cap
+from cute_attn.variants.operations import OPERATIONS
+from cute_attn.variants.program import Program
+
+
+def kernel(variant: Variant) -> str:
+    """A kernel that passes scores through both hooks."""
+    params = attention_params(tma=False, paged=False, variant=variant)
+    mask = "variant_mask(params, b, h, q, k)" if variant.mask else "true"
+    logits = "variant_logits(params, s, b, h, q, k)" if variant.logits else "s"
+    return number_lines(f"""#include <cute/config.hpp>
+#include <cute_attn/softmax.hpp>
+using namespace cute_attn;
+using Element = unsigned short;
+{cpp_struct(params)}
+{cpp_hooks(variant)}
+extern "C" __global__ void k(const __grid_constant__ Params params) {{
+  int const b = blockIdx.x, h = blockIdx.y, q = threadIdx.x - 64, k = threadIdx.y;
+  float const s = params.lse[threadIdx.x];
+  params.lse[threadIdx.x] = {mask} ? {logits} : neg_infinity();
+}}
+""")
+
+
+def all_operations(
+    score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, slope: float, span: int
+) -> Any:
+    total = score * slope - score / (1.0 + abs(score)) + score / slope + -score
+    for name in functions.__all__:
+        if name not in ("where", "minimum", "maximum", "clamp"):
+            total = total + getattr(functions, name)(score + 0.5)
+    total = total + functions.clamp(total, -8, 8) + (abs(score) + 1) ** 0.3
+    distance = q_idx - kv_idx
+    whole = distance // span + distance % span + (distance << 2) + (distance >> 1)
+    whole = whole + (distance & 3) + (distance | 5) + (distance ^ h) + ~distance + -distance
+    whole = whole + functions.minimum(abs(distance), functions.maximum(b, 3)) + total.int()
+    near = (distance < 3) & (distance >= -3) | (kv_idx == 0) ^ (kv_idx != h) & ~(h > b)
+    return functions.where(near & (whole <= 4), total, total + whole)
+
+
+SPAN = (Scalar("span", "i32", 7, "", lower=1), Scalar("slope", "f32", 0.5, ""))
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
+def test_every_operation_compiles(arch: str) -> None:
+    variant = Variant("every", logits=all_operations, params=SPAN)
+    assert variant.logits is not None and isinstance(variant.logits.program, Program)
+    used = {node.op for node in variant.logits.program.result.walk()}
+    assert set(OPERATIONS) <= used
+    compiled = compile_source(CompileRequest(kernel(variant), "k", arch, (INCLUDE_DIR,)))
+    assert compiled.lint() == []  # no stack frame: no slow path of a library function
+    assert not re.search(r"\bCALL\b", compiled.log)
+
+
+def test_helper_functions_only_where_used() -> None:
+    header = "#include <cute_attn/hook_functions.hpp>"
+    assert header not in cpp_hooks(soft_cap())
+    assert cpp_hooks(Variant("x", logits=lambda s, b, h, q, k: functions.exp(s))).startswith(header)
+
+    # Masked by its band: the limit is all that is left of the mask.
+    def chunks(b: Any, h: Any, q: Any, k: Any, *, span: int) -> Any:
+        return 3 * (q - k) <= span
+
+    by_band = Variant("x", mask=chunks, params=SPAN)
+    assert by_band.band_is_mask
+    assert cpp_hooks(by_band, mask=False).strip() == header
+    assert cpp_hooks(Variant("x", mask=lambda b, h, q, k: q >= k), mask=False) == ""
