@@ -2,7 +2,15 @@
 
 from cute_attn.variants.analysis import EMPTY, FULL, PARTIAL
 from cute_attn.variants.band import Band
-from cute_attn.variants.builtin import causal, full, sliding_window, soft_cap
+from cute_attn.variants.builtin import (
+    alibi,
+    causal,
+    chunked_local,
+    full,
+    prefix_lm,
+    sliding_window,
+    soft_cap,
+)
 from cute_attn.variants.errors import TraceError
 from cute_attn.variants.hook import Hook
 from cute_attn.variants.scalar import Scalar
@@ -17,8 +25,11 @@ __all__ = [
     "Scalar",
     "TraceError",
     "Variant",
+    "alibi",
     "causal",
+    "chunked_local",
     "full",
+    "prefix_lm",
     "sliding_window",
     "soft_cap",
 ]

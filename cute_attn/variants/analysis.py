@@ -187,9 +187,10 @@ def _truth(mask: Expression, leaves: Mapping[str, Interval]) -> Interval:
         return _LOGIC[mask.op](*(_truth(x, leaves) for x in mask.args))
     plain = bounds(mask, leaves)
     if mask.op in _SIGNS and mask.args[0].kind == "i32":
-        difference = plus(polynomial(mask.args[0]), polynomial(mask.args[1]), -1)
-        low, high = _SIGNS[mask.op](*_sum(difference, leaves))
-        return np.maximum(low, plain[0]), np.minimum(high, plain[1])
+        for expand in (False, True):  # x % c cancels against x, or is better bounded by itself
+            sides = [polynomial(x, expand_remainders=expand) for x in mask.args]
+            low, high = _SIGNS[mask.op](*_sum(plus(sides[0], sides[1], -1), leaves))
+            plain = np.maximum(low, plain[0]), np.minimum(high, plain[1])
     return plain
 
 

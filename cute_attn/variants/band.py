@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cute_attn.abi import UNBOUNDED
 from cute_attn.variants.build import operate
+from cute_attn.variants.domain import bounds
 from cute_attn.variants.evaluate import evaluate
 from cute_attn.variants.expression import Expression, constant, scalar
 
@@ -70,11 +71,22 @@ def tighter(a: Limit | None, b: Limit | None) -> Limit | None:
     """The smaller of two limits."""
     if a is None or b is None:
         return a if b is None else b
-    return as_limit(operate("min", as_expression(a), as_expression(b)))
+    x, y = as_expression(a), as_expression(b)
+    if _at_most(x, y) or _at_most(y, x):
+        return as_limit(x if _at_most(x, y) else y)
+    return as_limit(operate("min", x, y))
 
 
 def looser(a: Limit | None, b: Limit | None) -> Limit | None:
     """The larger of two limits."""
     if a is None or b is None:
         return None
-    return as_limit(operate("max", as_expression(a), as_expression(b)))
+    x, y = as_expression(a), as_expression(b)
+    if _at_most(x, y) or _at_most(y, x):
+        return as_limit(y if _at_most(x, y) else x)
+    return as_limit(operate("max", x, y))
+
+
+def _at_most(x: Expression, y: Expression) -> bool:
+    """Whether x <= y whatever the scalars are."""
+    return bool(bounds(x)[1] <= bounds(y)[0])

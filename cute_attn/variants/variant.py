@@ -22,6 +22,7 @@ from cute_attn.variants.hook import Hook, both, traced
 from cute_attn.variants.interval import Interval
 from cute_attn.variants.program import ROLES
 from cute_attn.variants.scalar import Scalar, join
+from cute_attn.variants.show import show
 
 
 @dataclass(frozen=True, init=False)
@@ -156,6 +157,12 @@ class Variant:
         full = inside & (self.mask is None or self.band_is_mask)
         kind = np.where(full, analysis.FULL, analysis.PARTIAL)
         return np.where(outside, analysis.EMPTY, kind).astype(np.int8)
+
+    def show(self) -> str:
+        """What became of it, as text: its scalars, the band derived from the mask, and of each hook
+        the traced program, its C++ and how many operations of which class it costs.
+        """
+        return show(self)
 
     def __and__(self, other: Variant) -> Variant:
         """Both: a key must pass both masks; only one of the two may transform logits."""

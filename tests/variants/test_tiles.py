@@ -15,10 +15,13 @@ from cute_attn.variants import (
     PARTIAL,
     Band,
     Hook,
+    Scalar,
     Variant,
     causal,
+    chunked_local,
     full,
     functions,
+    prefix_lm,
     sliding_window,
     soft_cap,
 )
@@ -47,7 +50,7 @@ def exact(variant: Variant, length: int = 128, **scalars: Any) -> Any:
 
 
 CHUNKED = Variant("chunked", mask=lambda b, h, q, k, *, c=32: (k <= q) & (q // c == k // c),
-                  params=[PARAMS[0].__class__("c", "i32", 32, "", lower=1)])  # fmt: skip
+                  params=[Scalar("c", "i32", 32, "", lower=1)])  # fmt: skip
 PREFIX = Variant("prefix", mask=lambda b, h, q, k, *, n=40: (k <= q) | (k < n))
 SINKS = Variant("sinks", mask=lambda b, h, q, k, *, n=4, w=20: (k <= q) & ((k < n) | (k > q - w)))
 DILATED = Variant("dilated", mask=lambda b, h, q, k: (k <= q) & ((q - k) // 32 % 2 == 0))
@@ -61,6 +64,9 @@ FLOATS = Variant("floats", mask=lambda b, h, q, k: functions.exp2((k - q) * 0.1)
         (sliding_window(), {"window_left": 20}),
         (causal() & sliding_window(), {"window_left": 0}),
         (causal() & sliding_window(), {"window_left": 33}),
+        (chunked_local() & causal(), {"chunk_size": 24}),
+        (chunked_local(), {"chunk_size": 32}),
+        (prefix_lm() & sliding_window(right=True), {"prefix_length": 40, "window_right": 70}),
         (CHUNKED, {}),
         (CHUNKED, {"c": 24}),
         (PREFIX, {}),
