@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
-from cute_attn.variants import Hook, Scalar, Variant
+from cute_attn.variants import Hook, Scalar, Tensor, Variant
 from cute_attn.variants.band import Limit, as_expression
-from cute_attn.variants.printer import HEADER_FUNCTIONS, cpp_expression
+from cute_attn.variants.printer import CPP_TYPES, HEADER_FUNCTIONS, cpp_expression
 
 _CPP = {"f32": "float", "i32": "int32_t"}
 _BACK = "#line back"  # until the whole file is known
@@ -27,7 +27,11 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
 
     A file that holds them goes through `number_lines` when it is complete.
     """
-    parts = []
+    parts = [
+        _accessor(t)
+        for t in variant.tensors
+        if any(hook.reads(t.name) for hook in (variant.mask, variant.logits) if hook is not None)
+    ]
     if variant.mask and mask:
         parts += _functions("mask", variant.mask, variant.scalars)
     if variant.logits:
@@ -106,6 +110,28 @@ def _body(hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
     if hook.has_statements:
         return [*lines, directive, *hook.cpp.split("\n"), _BACK]
     return [*lines, "  return (", directive, *hook.cpp.split("\n"), _BACK, "  );"]
+
+
+def _accessor(tensor: Tensor) -> str:
+    """The function of a tensor's name that reads an element."""
+    name, dims = tensor.name, tensor.dims
+    kind = CPP_TYPES[tensor.kind]
+    indices = "".join(f", int i{d}" for d in range(dims))
+    places = [f"within(i{d}, params.{name}_size_{d})" for d in range(dims)]
+    rows = [
+        f"  int64_t const at{d} = {place} * params.{name}_stride_{d};"
+        for d, place in enumerate(places[:-1])
+    ]
+    at = " + ".join([f"params.{name}", *(f"at{d}" for d in range(dims - 1)), places[-1]])
+    return "\n".join(
+        [
+            f"// Tensor {name}{': ' + tensor.comment if tensor.comment else ''}.",
+            f"CUTE_DEVICE {kind} {name}(Params const& params{indices}) {{",
+            *rows,
+            f"  return __ldg({at}){' != 0' if tensor.kind == 'bool' else ''};",
+            "}",
+        ]
+    )
 
 
 def _file_name(hook: Hook) -> str:

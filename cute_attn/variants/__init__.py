@@ -14,6 +14,7 @@ from cute_attn.variants.builtin import (
 from cute_attn.variants.errors import TraceError
 from cute_attn.variants.hook import Hook
 from cute_attn.variants.scalar import Scalar
+from cute_attn.variants.tensor import Tensor
 from cute_attn.variants.variant import Variant
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Band",
     "Hook",
     "Scalar",
+    "Tensor",
     "TraceError",
     "Variant",
     "alibi",

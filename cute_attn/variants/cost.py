@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from cute_attn.variants.expression import Expression
 from cute_attn.variants.operations import FP32, INT, MUFU, OPERATIONS
 
-CLASSES = (FP32, MUFU, INT)
+LOAD = "LOAD"
+CLASSES = (FP32, MUFU, INT, LOAD)
 OFTEN = ("score", "row", "launch")
 """Per score; per query row and head, where a value does not depend on the key; per launch."""
 
@@ -27,6 +28,8 @@ def operations(root: Expression) -> dict[str, Counter[str]]:
 
 
 def _cost(node: Expression) -> Mapping[str, int]:
+    if node.op == "load":
+        return {LOAD: 1, INT: 2 * len(node.args)}
     row = OPERATIONS[node.op]
     divisor = node.args[-1]
     if node.op == "div" and divisor.is_uniform and not node.is_uniform:

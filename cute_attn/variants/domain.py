@@ -60,6 +60,8 @@ def _bounds_of(
         return float(node.value), float(node.value)
     if node.is_leaf:
         return known.get(str(node.value), (INT_MIN, INT_MAX) if node.kind == "i32" else WHOLE)
+    if node.op == "load":
+        return {"f32": WHOLE, "i32": (INT_MIN, INT_MAX), "bool": (0.0, 1.0)}[node.kind]
     operation = OPERATIONS[node.op]
     result = operation.interval(*(found[x] for x in node.args))
     if node.kind == "i32":

@@ -39,6 +39,8 @@ def _value(
             return np.asarray(value, dtype)[()]
         return int(value) if node.op == "scalar" else value
     args = [found[x] for x in node.args]
+    if node.op == "load":
+        return _element(np.asarray(values[str(node.value)]), args, node.kind, dtype)
     if node.op == "to_f32":
         return np.asarray(args[0]).astype(dtype)[()]
     if node.op == "to_i32":
@@ -46,3 +48,13 @@ def _value(
     if node.args[0].kind == "f32" and node.kind == "f32":
         return np.asarray(OPERATIONS[node.op].numpy(*args), dtype)[()]
     return OPERATIONS[node.op].numpy(*args)
+
+
+def _element(array: Any, indices: list[Any], kind: str, dtype: Any) -> Any:
+    """Elements of a tensor; an index outside it takes the last one of its dimension."""
+    inside = [
+        np.where((np.asarray(i) < 0) | (np.asarray(i) >= size), size - 1, i)
+        for i, size in zip(indices, array.shape, strict=True)
+    ]
+    elements = array[tuple(inside)]
+    return elements.astype({"f32": dtype, "i32": np.int64, "bool": np.bool_}[kind])

@@ -22,11 +22,12 @@ class Expression:
     """A node.
 
     Attributes:
-        op: "constant", "argument", "scalar" or the name of a row of `operations.OPERATIONS`.
-        args: operands.
+        op: "constant", "argument", "scalar", "load" (an element of a tensor) or the name of a row
+            of `operations.OPERATIONS`.
+        args: operands; of a load the indices.
         kind: "bool", "i32" or "f32".
-        value: of a constant the number, of an argument or scalar the name, else None.
-        reads: names of the arguments and scalars below it.
+        value: of a constant the number, of an argument, scalar or load the name, else None.
+        reads: names of the arguments, scalars and tensors in it.
     """
 
     __slots__ = ("__weakref__", "args", "kind", "op", "reads", "value")
@@ -56,6 +57,8 @@ class Expression:
     def __repr__(self) -> str:
         if self.is_leaf:
             return str(self.value)
+        if self.op == "load":
+            return f"{self.value}[{', '.join(map(repr, self.args))}]"
         return f"{self.op}({', '.join(map(repr, self.args))})"
 
     def walk(self) -> Iterator[Expression]:
@@ -87,7 +90,7 @@ def node(
         if found is None:
             found = Expression()
             found.op, found.args, found.kind, found.value = op, args, kind, value
-            own = {str(value)} if op in ("argument", "scalar") else set()
+            own = {str(value)} if op in ("argument", "scalar", "load") else set()
             found.reads = frozenset(own.union(*(arg.reads for arg in args)))
             _nodes[key] = found
     return found
@@ -118,3 +121,8 @@ def argument(name: str) -> Expression:
 def scalar(name: str, kind: str) -> Expression:
     """A run-time scalar of the variant."""
     return node("scalar", (), kind, name)
+
+
+def load(name: str, kind: str, indices: tuple[Expression, ...]) -> Expression:
+    """An element of a tensor parameter."""
+    return node("load", indices, kind, name)

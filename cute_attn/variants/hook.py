@@ -11,8 +11,8 @@ from typing import Any
 
 from cute_attn.variants.build import operate
 from cute_attn.variants.errors import Place, users_place
+from cute_attn.variants.parameters import Parameter, join
 from cute_attn.variants.program import Program, trace
-from cute_attn.variants.scalar import Scalar, join
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Hook:
     Attributes:
         name: printed beside the generated function.
         cpp: C++ over the hook's arguments and the variant's scalars: an expression, or statements
-            of which one returns.
-        evaluate: the same in NumPy, vectorised: evaluate(*arguments, **scalars); None: the hook
+            of which one returns. An element of a tensor is `name(params, i, j)`.
+        evaluate: the same in NumPy, vectorised: evaluate(*arguments, **parameters); None: the hook
             runs on a GPU only.
         program: what `cpp` and `evaluate` were derived from, if it was traced.
         parts: hooks that it consists of, all of which a key must pass.
@@ -43,7 +43,7 @@ class Hook:
         if self.program is None and not self.parts and self.place is None:
             object.__setattr__(self, "place", _place_of_text(self.cpp))
 
-    def __call__(self, *arguments: Any, **scalars: float | int) -> Any:
+    def __call__(self, *arguments: Any, **parameters: Any) -> Any:
         """The hook in NumPy.
 
         Raises:
@@ -55,7 +55,7 @@ class Hook:
                 f"hook {text.name!r} is C++ text without evaluate=, its NumPy function: it runs on"
                 " a GPU only"
             )
-        return self.evaluate(*arguments, **scalars)
+        return self.evaluate(*arguments, **parameters)
 
     @property
     def is_text(self) -> bool:
@@ -67,18 +67,18 @@ class Hook:
         """Whether `cpp` is statements rather than one expression."""
         return re.search(r"\breturn\b", self.cpp) is not None
 
-    def reads(self, scalar: str) -> bool:
-        """Whether the hook reads a scalar."""
+    def reads(self, name: str) -> bool:
+        """Whether the hook reads a parameter."""
         if self.parts:
-            return any(part.reads(scalar) for part in self.parts)
+            return any(part.reads(name) for part in self.parts)
         if self.program is not None:
-            return scalar in self.program.result.reads
-        return re.search(rf"\b{scalar}\b", self.cpp) is not None
+            return name in self.program.result.reads
+        return re.search(rf"\b{name}\b", self.cpp) is not None
 
 
-def traced(role: str, function: Callable[..., Any], scalars: tuple[Scalar, ...]) -> Hook:
+def traced(role: str, function: Callable[..., Any], parameters: tuple[Parameter, ...]) -> Hook:
     """The hook of a Python function; see `program.trace`."""
-    program = trace(role, function, scalars)
+    program = trace(role, function, parameters)
     name = getattr(function, "__name__", type(function).__name__).strip("_<>").replace("_", " ")
     return of_program(name, program)
 
@@ -98,8 +98,8 @@ def both(a: Hook | None, b: Hook | None) -> Hook | None:
     parts = tuple(part for hook in (a, b) for part in (hook.parts or (hook,)))
     evaluates = [part.evaluate for part in parts]
 
-    def evaluate(*arguments: Any, **scalars: Any) -> Any:
-        first, *others = (e(*arguments, **scalars) for e in evaluates if e is not None)
+    def evaluate(*arguments: Any, **parameters: Any) -> Any:
+        first, *others = (e(*arguments, **parameters) for e in evaluates if e is not None)
         for other in others:
             first = first & other
         return first
@@ -110,7 +110,8 @@ def both(a: Hook | None, b: Hook | None) -> Hook | None:
 
 def _conjunction(a: Program, b: Program) -> Program:
     result = operate("and", a.result, b.result)
-    return Program(a.role, result, join(a.scalars, b.scalars), {**a.names, **b.names})
+    parameters = join(a.parameters, b.parameters)
+    return Program(a.role, result, parameters, {**a.names, **b.names}, {**a.places, **b.places})
 
 
 def _place_of_text(text: str) -> Place | None:

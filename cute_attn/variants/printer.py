@@ -32,7 +32,7 @@ CPP_TYPES = {"bool": "bool", "i32": "int", "f32": "float"}
 HEADER_FUNCTIONS = frozenset(
     {
         "fast_exp", "fast_sigmoid", "fast_sqrt", "fast_sin", "fast_cos", "fast_pow", "floor_div",
-        "floor_mod",
+        "floor_mod", "within",
     }
 )  # fmt: skip
 """Those of `cute_attn/hook_functions.hpp`."""
@@ -151,6 +151,9 @@ class _Printer:
             return self._division(*node.args)
         if node.op in ("floordiv", "mod") and (plain := self._plain_division(node)):
             return plain
+        if node.op == "load":
+            indices = (self.printed[x][0] for x in node.args)
+            return f"{node.value}({', '.join(['params', *indices])})", ATOM
         row = OPERATIONS[node.op]
         template = row.cpp.get(node.args[-1].kind) or row.cpp[""]
         own = row.precedence

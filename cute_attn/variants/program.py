@@ -18,9 +18,11 @@ from cute_attn.variants.errors import Place, trace_error
 from cute_attn.variants.evaluate import evaluate
 from cute_attn.variants.expression import Expression, argument, scalar
 from cute_attn.variants.interval import Interval
+from cute_attn.variants.parameters import Parameter, join, scalars_of
 from cute_attn.variants.printer import cpp_body
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.traced import Traced, lift
+from cute_attn.variants.traced_tensor import TracedTensor, recording
 
 ROLES = {
     "mask": ("b", "h", "q_idx", "kv_idx"),
@@ -38,18 +40,20 @@ class Program:
     Attributes:
         role: "mask" or "logits".
         result: what it returns: bool for a mask, f32 for logits.
-        scalars: what it may read.
+        parameters: what it reads.
         names: the user's own names of values in it.
+        places: the user's lines that read tensors.
     """
 
     role: str
     result: Expression
-    scalars: tuple[Scalar, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
     names: Mapping[Expression, str] = field(default_factory=dict)
+    places: Mapping[Expression, Place] = field(default_factory=dict)
 
     def scalars_known(self) -> AbstractContextManager[None]:
         """Within it, `bounds` knows the limits of the scalars."""
-        return scalars_between({s.name: s.bounds for s in self.scalars})
+        return scalars_between({s.name: s.bounds for s in scalars_of(self.parameters)})
 
     @property
     def cpp(self) -> str:
@@ -57,17 +61,17 @@ class Program:
         with self.scalars_known():
             return cpp_body(self.result, self.names)
 
-    def __call__(self, *arguments: Any, **scalars: float | int) -> Any:
+    def __call__(self, *arguments: Any, **parameters: Any) -> Any:
         """The value of the hook for arrays of arguments, which broadcast.
 
         f32 is computed in the dtype of `score`; float32 in a mask.
         """
         values: dict[str, Any] = dict(zip(ROLES[self.role], arguments, strict=True))
         if self.role == "mask":
-            return evaluate(self.result, {**values, **scalars})
+            return evaluate(self.result, {**values, **parameters})
         score = np.asarray(values["score"])
         dtype = score.dtype if score.dtype in (np.float32, np.float64) else np.dtype(np.float32)
-        out = np.asarray(evaluate(self.result, {**values, **scalars}, dtype), dtype)
+        out = np.asarray(evaluate(self.result, {**values, **parameters}, dtype), dtype)
         return np.broadcast_to(out, np.broadcast_shapes(out.shape, score.shape))
 
     def bounds(self, leaves: Mapping[str, Interval]) -> Interval:
@@ -76,25 +80,26 @@ class Program:
             return bounds(self.result, leaves)
 
 
-def trace(role: str, function: Callable[..., Any], declared: tuple[Scalar, ...]) -> Program:
+def trace(role: str, function: Callable[..., Any], declared: tuple[Parameter, ...]) -> Program:
     """Runs `function` once on symbols.
 
     Its first parameters are the hook's arguments, whatever they are called. Further ones are
-    scalars of the variant by name: declared, or with a default number (int: i32, float: f32).
+    parameters of the variant by name: declared, or with a default number (int: i32, float: f32).
 
     Args:
         role: "mask" or "logits".
         function: the user's.
-        declared: scalars that it may read.
+        declared: parameters that it may read.
 
     Raises:
         TraceError: it does what cannot be traced, or returns what is none.
         TypeError: its parameters are not those of the hook.
     """
-    scalars = _scalars(role, function, declared)
+    parameters = _parameters(role, function, declared)
     arguments = [Traced(argument(name)) for name in ROLES[role]]
-    given = {s.name: Traced(scalar(s.name, s.kind)) for s in scalars}
-    with scalars_between({s.name: s.bounds for s in scalars}):
+    given = {p.name: _in_trace(p) for p in parameters}
+    limits = {s.name: s.bounds for s in scalars_of(parameters)}
+    with scalars_between(limits), recording() as record:
         returned, named = _run(function, arguments, given)
     place = _place_of(function)
     if returned is None:
@@ -106,20 +111,27 @@ def trace(role: str, function: Callable[..., Any], declared: tuple[Scalar, ...])
         if result.kind == "bool":
             raise trace_error("the logits function returns a truth value; it takes a score", place)
         result = convert(result, "f32")
-    extra = result.reads - set(ROLES[role]) - set(given)
+    parameters = join(parameters, tuple(record.captured))
+    extra = result.reads - set(ROLES[role]) - {p.name for p in parameters}
     if extra:
         raise trace_error(
             f"the {role} function returns a value of another trace, of {', '.join(sorted(extra))}",
             place,
         )
-    read = tuple(s for s in scalars if s.name in result.reads)
+    read = tuple(p for p in parameters if p.name in result.reads)
     inside = set(result.walk())
     names = {
         value.expression: name
         for name, value in named.items()
         if isinstance(value, Traced) and value.expression in inside
     }
-    return Program(role, result, read, names)
+    return Program(role, result, read, names, record.places)
+
+
+def _in_trace(parameter: Parameter) -> Traced | TracedTensor:
+    if isinstance(parameter, Scalar):
+        return Traced(scalar(parameter.name, parameter.kind))
+    return TracedTensor(parameter)
 
 
 def _place_of(function: Callable[..., Any]) -> Place | None:
@@ -127,11 +139,11 @@ def _place_of(function: Callable[..., Any]) -> Place | None:
     return None if code is None else Place(code.co_filename, code.co_firstlineno)
 
 
-def _scalars(
-    role: str, function: Callable[..., Any], declared: tuple[Scalar, ...]
-) -> tuple[Scalar, ...]:
-    """Scalars that the function takes."""
-    number, known = len(ROLES[role]), {s.name: s for s in declared}
+def _parameters(
+    role: str, function: Callable[..., Any], declared: tuple[Parameter, ...]
+) -> tuple[Parameter, ...]:
+    """Parameters of the variant that the function takes."""
+    number, known = len(ROLES[role]), {p.name: p for p in declared}
     parameters = list(inspect.signature(function).parameters.values())
     kinds = inspect.Parameter
     positional = [
@@ -149,7 +161,7 @@ def _scalars(
         further = positional[number:] + [p for p in parameters if p.kind is kinds.KEYWORD_ONLY]
     found = [known.get(p.name) or _undeclared(role, function, p) for p in further]
     if any(p.kind is kinds.VAR_KEYWORD for p in parameters):
-        found += [s for s in declared if s not in found]
+        found += [p for p in declared if p not in found]
     return tuple(found)
 
 
@@ -161,7 +173,7 @@ def _undeclared(role: str, function: Callable[..., Any], parameter: inspect.Para
     name = annotation.__name__ if isinstance(annotation, type) else str(annotation).split(".")[-1]
     if name not in _KINDS or isinstance(default, bool) or not isinstance(default, (int, float)):
         raise trace_error(
-            f"the {role} function takes {parameter.name!r}, which is no scalar of the variant;"
+            f"the {role} function takes {parameter.name!r}, which is no parameter of the variant;"
             f" declare it in params=, or give it a default number",
             _place_of(function),
         )
@@ -169,7 +181,7 @@ def _undeclared(role: str, function: Callable[..., Any], parameter: inspect.Para
 
 
 def _run(
-    function: Callable[..., Any], arguments: list[Traced], scalars: Mapping[str, Traced]
+    function: Callable[..., Any], arguments: list[Traced], parameters: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """What the function returns, and its local variables at that moment."""
     named: dict[str, Any] = {}
@@ -182,6 +194,6 @@ def _run(
 
     sys.setprofile(at_return)
     try:
-        return function(*arguments, **scalars), named
+        return function(*arguments, **parameters), named
     finally:
         sys.setprofile(previous)

@@ -70,16 +70,3 @@ class Scalar:
         if self.upper is not None:
             high = min(high, float(self.upper))
         return low, high
-
-
-def join(a: tuple[Scalar, ...], b: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
-    """All of two sets.
-
-    Raises:
-        ValueError: two different ones have the same name.
-    """
-    names = {s.name: s for s in a}
-    for s in b:
-        if names.setdefault(s.name, s) != s:
-            raise ValueError(f"two different scalars are called {s.name!r}")
-    return tuple(names.values())

@@ -12,6 +12,7 @@ from cute_attn.variants.hook import Hook
 from cute_attn.variants.printer import cpp_expression, literal
 from cute_attn.variants.program import ROLES, Program
 from cute_attn.variants.scalar import Scalar
+from cute_attn.variants.tensor import Tensor
 
 if TYPE_CHECKING:
     from cute_attn.variants.variant import Variant
@@ -22,6 +23,8 @@ def show(variant: Variant) -> str:
     lines = [f"variant {variant.name}"]
     for s in variant.scalars:
         lines.append(f"  scalar {s.name}: {s.kind} = {s.default}{_limits(s)}" + _comment(s))
+    for t in variant.tensors:
+        lines.append(f"  tensor {t.name}: {t.kind}, {t.dims} dims" + _comment(t))
     lines += _band(variant)
     for role in ROLES:
         hook = getattr(variant, role)
@@ -37,7 +40,7 @@ def _limits(s: Scalar) -> str:
     return f", {', '.join(found)}" if found else ""
 
 
-def _comment(s: Scalar) -> str:
+def _comment(s: Scalar | Tensor) -> str:
     return f"  ({s.comment})" if s.comment else ""
 
 
@@ -87,5 +90,6 @@ def _steps(program: Program) -> Iterator[str]:
         own = program.names.get(node)
         names[node] = own or f"%{sum(not n.is_leaf for n in names)}"
         operands = ", ".join(names[x] for x in node.args)
-        yield f"{names[node]}: {node.kind} = {node.op}({operands})"
+        value = f"{node.value}[{operands}]" if node.op == "load" else f"{node.op}({operands})"
+        yield f"{names[node]}: {node.kind} = {value}"
     yield f"return {names[program.result]}"

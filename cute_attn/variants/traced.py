@@ -159,7 +159,10 @@ class Traced:
         _refuse("a traced value is no Python complex")
 
     def __index__(self) -> int:
-        _refuse("a traced value is no Python index, and cannot index a list, array or tensor")
+        _refuse(
+            "a traced value is no Python index, and cannot index a list, array or tensor: declare"
+            " tensors in params=, or let from_flex() capture them"
+        )
 
     def __iter__(self) -> Any:
         _refuse("a traced value is a scalar and cannot be iterated over")

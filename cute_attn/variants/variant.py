@@ -16,18 +16,20 @@ from typing import Any
 import numpy as np
 
 from cute_attn.abi import UNBOUNDED
-from cute_attn.variants import analysis
+from cute_attn.variants import analysis, indices
 from cute_attn.variants.band import Band
 from cute_attn.variants.hook import Hook, both, traced
 from cute_attn.variants.interval import Interval
+from cute_attn.variants.parameters import Parameter, join, scalars_of, tensors_of
 from cute_attn.variants.program import ROLES
-from cute_attn.variants.scalar import Scalar, join
+from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.show import show
+from cute_attn.variants.tensor import Tensor
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, repr=False)
 class Variant:
-    """A set of hooks with the scalars they read.
+    """A set of hooks with the parameters they read.
 
     Attributes:
         name: goes into kernel names; a C identifier.
@@ -37,6 +39,7 @@ class Variant:
         band: where keys can be visible at all.
         band_is_mask: True if the mask keeps everything inside the band, so that KV blocks that lie
             inside it need no mask code.
+        tensors: run-time tensors of the hooks.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Variant:
     scalars: tuple[Scalar, ...]
     band: Band
     band_is_mask: bool
+    tensors: tuple[Tensor, ...]
 
     def __init__(
         self,
@@ -52,7 +56,7 @@ class Variant:
         mask: Callable[..., Any] | Hook | None = None,
         logits: Callable[..., Any] | Hook | None = None,
         *,
-        params: Sequence[Scalar] = (),
+        params: Sequence[Parameter] = (),
         band: Band | None = None,
         band_is_mask: bool | None = None,
     ) -> None:
@@ -60,10 +64,10 @@ class Variant:
 
         Args:
             name: a C identifier.
-            mask: Python function of (b, h, q_idx, kv_idx) and scalars, traced now, or a `Hook`.
+            mask: Python function of (b, h, q_idx, kv_idx) and parameters, traced now, or a `Hook`.
             logits: the same of (score, b, h, q_idx, kv_idx).
-            params: scalars that the hooks read. Traced functions may also declare them: a further
-                parameter with a default number is one.
+            params: scalars and tensors that the hooks read. Traced functions may also declare
+                scalars: a further parameter with a default number is one.
             band: of a mask in C++: where keys can be visible, by default everywhere. That of a
                 traced mask is derived from it.
             band_is_mask: of a mask in C++: whether it keeps everything inside the band, by default
@@ -75,34 +79,40 @@ class Variant:
         """
         if not name.isidentifier() or not name.isascii():
             raise ValueError(f"variant name must be a C identifier, got {name!r}")
-        scalars = tuple(params)
-        for s in scalars:
-            if not isinstance(s, Scalar):
-                raise TypeError(f"params of variant {name!r} has a {type(s).__name__}; Scalar")
-        scalars = join((), scalars)
+        for p in params:
+            if not isinstance(p, (Scalar, Tensor)):
+                raise TypeError(
+                    f"params of variant {name!r} has a {type(p).__name__}; it takes Scalar, Tensor"
+                )
+        parameters = join((), tuple(params))
         hooks: dict[str, Hook | None] = {}
         for role, given in (("mask", mask), ("logits", logits)):
-            hook = hooks[role] = _hook(name, role, given, scalars)
+            hook = hooks[role] = _hook(name, role, given, parameters)
             if hook is not None and hook.program is not None:
-                scalars = join(scalars, hook.program.scalars)
-        self._set(
-            name, hooks["mask"], hooks["logits"], scalars,
-            *_bands(name, hooks["mask"], scalars, band, band_is_mask),
-        )  # fmt: skip
+                parameters = join(parameters, hook.program.parameters)
+        bands = _bands(name, hooks["mask"], parameters, band, band_is_mask)
+        self._set(name, hooks["mask"], hooks["logits"], parameters, *bands)
 
     def _set(
         self,
         name: str,
         mask: Hook | None,
         logits: Hook | None,
-        scalars: tuple[Scalar, ...],
+        parameters: tuple[Parameter, ...],
         band: Band,
         band_is_mask: bool,
     ) -> Variant:
-        values = (name, mask, logits, scalars, band, band_is_mask)
+        scalars, tensors = scalars_of(parameters), tensors_of(parameters)
+        values = (name, mask, logits, scalars, band, band_is_mask, tensors)
         for field, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, field, value)
         return self
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        if not self.tensors:
+            del shown["tensors"]
+        return f"Variant({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def values(self, given: Mapping[str, float | int] | None = None) -> dict[str, float | int]:
         """Scalar values: defaults overlaid with `given`; unknown names and bad values raise."""
@@ -114,6 +124,39 @@ class Variant:
         for scalar in self.scalars:
             scalar.check(values[scalar.name])
         return values
+
+    def arrays(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Tensors by name: those captured overlaid with `given`.
+
+        Raises:
+            TypeError, ValueError: unknown or missing names, wrong dtypes and shapes.
+        """
+        given = dict(given or {})
+        arrays = {}
+        for t in self.tensors:
+            default = None if t.captured is None else t.captured.tensor
+            arrays[t.name] = given.pop(t.name, default)
+            if arrays[t.name] is None:
+                raise ValueError(f"variant {self.name!r} reads tensor {t.name!r}: give it")
+            t.check(arrays[t.name])
+        if given:
+            known = [t.name for t in self.tensors] or "none"
+            raise ValueError(f"variant {self.name!r} has no tensor {list(given)}; it has: {known}")
+        return arrays
+
+    def check_indices(
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        leaves: Mapping[str, Interval],
+        scalars: Mapping[str, float | int],
+    ) -> None:
+        """Raises IndexError if a hook may read outside a tensor; see `indices.check`."""
+        left, right = self.band.resolve(scalars)
+        for hook in (self.mask, self.logits):
+            for part in (hook.parts or (hook,)) if hook is not None else ():
+                if part.program is not None:
+                    points = {name: (float(v), float(v)) for name, v in scalars.items()}
+                    indices.check(part.program, shapes, {**points, **leaves}, (-right, left))
 
     def classify(
         self,
@@ -169,12 +212,12 @@ class Variant:
         if self.logits and other.logits:
             raise ValueError(f"{self.name!r} and {other.name!r} both transform logits")
         name, mask = f"{self.name}_{other.name}", both(self.mask, other.mask)
-        scalars = join(self.scalars, other.scalars)
+        parameters = join(join(self.scalars, other.scalars), join(self.tensors, other.tensors))
         bands = self.band & other.band, self.band_is_mask and other.band_is_mask
         if mask is not None and mask.program is not None:
-            bands = _bands(name, mask, scalars, None, None)
+            bands = _bands(name, mask, parameters, None, None)
         new = Variant.__new__(Variant)
-        return new._set(name, mask, self.logits or other.logits, scalars, *bands)
+        return new._set(name, mask, self.logits or other.logits, parameters, *bands)
 
 
 def _floats(limits: tuple[Any, Any]) -> Interval:
@@ -183,7 +226,10 @@ def _floats(limits: tuple[Any, Any]) -> Interval:
 
 
 def _hook(
-    name: str, role: str, given: Callable[..., Any] | Hook | None, scalars: tuple[Scalar, ...]
+    name: str,
+    role: str,
+    given: Callable[..., Any] | Hook | None,
+    parameters: tuple[Parameter, ...],
 ) -> Hook | None:
     if given is None:
         return None
@@ -200,13 +246,13 @@ def _hook(
             f"the {role} of variant {name!r} is a {type(given).__name__}; it takes a function of"
             f" ({', '.join(ROLES[role])}) or a Hook of C++ text"
         )
-    return traced(role, given, scalars)
+    return traced(role, given, parameters)
 
 
 def _bands(
     name: str,
     mask: Hook | None,
-    scalars: tuple[Scalar, ...],
+    parameters: tuple[Parameter, ...],
     band: Band | None,
     band_is_mask: bool | None,
 ) -> tuple[Band, bool]:
@@ -222,7 +268,7 @@ def _bands(
             known = analysis.band_of(mask.program.result)
         return known.band, known.exact
     band = band or Band()
-    integers = {s.name for s in scalars if s.kind == "i32"}
+    integers = {s.name for s in scalars_of(parameters) if s.kind == "i32"}
     if unknown := band.scalars() - integers:
         raise ValueError(
             f"the band of variant {name!r} is limited by {sorted(unknown)[0]!r}, which is none of "

@@ -12,7 +12,7 @@ from cute_attn.codegen.hooks import cpp_hooks, number_lines
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.source import INCLUDE_DIR
 from cute_attn.runtime import CompileRequest, compile_source
-from cute_attn.variants import Scalar, Variant, functions, soft_cap
+from cute_attn.variants import Scalar, Tensor, Variant, functions, soft_cap
 from cute_attn.variants.operations import OPERATIONS
 from cute_attn.variants.program import Program
 
@@ -64,6 +64,40 @@ def test_every_operation_compiles(arch: str) -> None:
     compiled = compile_source(CompileRequest(kernel(variant), "k", arch, (INCLUDE_DIR,)))
     assert compiled.lint() == []  # no stack frame: no slow path of a library function
     assert not re.search(r"\bCALL\b", compiled.log)
+
+
+def test_tensors_compile() -> None:
+    tensors = (
+        Tensor("slopes", "f32", 1, "(query heads)"),
+        Tensor("document", "i32", 2, "(requests, positions)"),
+        Tensor("allowed", "bool", 3),
+        Tensor("unused", "f32", 1),
+    )
+
+    def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, document: Any, allowed: Any) -> Any:
+        own = document[b]
+        return (own[q_idx] == own[kv_idx]) & allowed[h, q_idx, kv_idx]
+
+    def logits(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, slopes: Any) -> Any:
+        return score - slopes[h] * (q_idx - kv_idx)
+
+    variant = Variant("v", mask=mask, logits=logits, params=tensors)
+    source = kernel(variant)
+    assert compile_source(CompileRequest(source, "k", "sm_90", (INCLUDE_DIR,))).lint() == []
+    assert (
+        """
+// Tensor document: (requests, positions).
+CUTE_DEVICE int document(Params const& params, int i0, int i1) {
+  int64_t const at0 = within(i0, params.document_size_0) * params.document_stride_0;
+  return __ldg(params.document + at0 + within(i1, params.document_size_1));
+}
+"""
+        in source
+    )
+    assert "bool allowed(Params const& params, int i0, int i1, int i2)" in source
+    assert "unused(" not in source
+    names = [f.name for f in attention_params(tma=False, paged=False, variant=variant).fields]
+    assert names[-1] == "unused_size_0" and "allowed_stride_1" in names
 
 
 def test_helper_functions_only_where_used() -> None:

@@ -201,9 +201,13 @@ def _leak(b: Any, h: Any, q: Any, k: Any) -> Any:
         ("mask", lambda b, h, q, k: q - k, "the mask function returns i32; it takes a truth value"),
         ("logits", lambda s, b, h, q, k: q > k, "the logits function returns a truth value"),
         ("mask", lambda b, h, q: q > h, r"takes 3 arguments; it is called with \(b, h, q_idx"),
-        ("mask", lambda b, h, q, k, table: q > table, "takes 'table', which is no scalar"),
-        ("mask", lambda b, h, q, k, table=(1, 2): q > table, "takes 'table', which is no scalar"),
-        ("mask", lambda b, h, q, k, on=True: q > on, "takes 'on', which is no scalar"),
+        ("mask", lambda b, h, q, k, table: q > table, "takes 'table', which is no parameter"),
+        (
+            "mask",
+            lambda b, h, q, k, table=(1, 2): q > table,
+            "takes 'table', which is no parameter",
+        ),
+        ("mask", lambda b, h, q, k, on=True: q > on, "takes 'on', which is no parameter"),
         ("mask", _leak, "returns a value of another trace, of score"),
     ],
 )
@@ -218,9 +222,9 @@ def test_what_a_function_takes_and_returns(role: str, function: Any, message: st
 def test_arguments_of_a_variant() -> None:
     with pytest.raises(TypeError, match="the mask of variant 'v' is a str; it takes a function"):
         Variant("v", mask="q_idx >= kv_idx")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="params of variant 'v' has a str; Scalar"):
+    with pytest.raises(TypeError, match="params of variant 'v' has a str; it takes Scalar"):
         Variant("v", params=["window"])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="two different scalars are called 'a'"):
+    with pytest.raises(ValueError, match="two different parameters are called 'a'"):
         Variant("v", params=[Scalar("a", "i32", 0, ""), Scalar("a", "f32", 0, "")])
     with pytest.raises(ValueError, match=r"the logits of variant 'v' is hook 'causal'.*as mask"):
         Variant("v", logits=causal().mask)

@@ -100,7 +100,7 @@ def test_what_cannot_be_combined() -> None:
     with pytest.raises(ValueError, match="both transform logits"):
         soft_cap() & soft_cap()
     other = Variant("other", params=[Scalar("window_left", "i32", 5, "something else")])
-    with pytest.raises(ValueError, match="two different scalars are called 'window_left'"):
+    with pytest.raises(ValueError, match="two different parameters are called 'window_left'"):
         sliding_window() & other
 
 

@@ -53,4 +53,10 @@ CUTE_DEVICE int floor_mod(int a, int b) {
   return remainder != 0 && (remainder ^ b) < 0 ? remainder + b : remainder;
 }
 
+// An index within [0, size); one that is not becomes the last: hooks are also called for positions
+// behind the last key or query.
+CUTE_DEVICE int64_t within(int index, int size) {
+  return int64_t(min(unsigned(index), unsigned(size - 1)));
+}
+
 }  // namespace cute_attn
