@@ -36,10 +36,14 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
         parts += _functions("mask", variant.mask, variant.scalars)
     if variant.logits:
         parts += _functions("logits", variant.logits, variant.scalars)
-    limits = [cpp_limit(x) or "" for x in (variant.band.left, variant.band.right)]
-    if HEADER_FUNCTIONS.intersection(re.findall(r"\w+", " ".join([*parts, *limits]))):
-        parts.insert(0, "#include <cute_attn/hook_functions.hpp>")
     return "\n\n".join(parts)
+
+
+def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
+    """Headers that `cpp_hooks` and the limits of the band need, beside softmax.hpp."""
+    limits = [cpp_limit(x) or "" for x in (variant.band.left, variant.band.right)]
+    words = re.findall(r"\w+", " ".join([cpp_hooks(variant, mask=mask), *limits]))
+    return ["cute_attn/hook_functions.hpp"] if HEADER_FUNCTIONS.intersection(words) else []
 
 
 def cpp_limit(limit: Limit | None) -> str | None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from cute_attn import Problem, build, choose
 from cute_attn.codegen.attention_params import attention_params
-from cute_attn.codegen.hooks import cpp_hooks, number_lines
+from cute_attn.codegen.hooks import cpp_hooks, hook_headers, number_lines
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.source import INCLUDE_DIR
 from cute_attn.runtime import CompileRequest, compile_source
@@ -24,6 +25,7 @@ def kernel(variant: Variant) -> str:
     logits = "variant_logits(params, s, b, h, q, k)" if variant.logits else "s"
     return number_lines(f"""#include <cute/config.hpp>
 #include <cute_attn/softmax.hpp>
+{"".join(f"#include <{header}>" for header in hook_headers(variant))}
 using namespace cute_attn;
 using Element = unsigned short;
 {cpp_struct(params)}
@@ -101,9 +103,9 @@ CUTE_DEVICE int document(Params const& params, int i0, int i1) {
 
 
 def test_helper_functions_only_where_used() -> None:
-    header = "#include <cute_attn/hook_functions.hpp>"
-    assert header not in cpp_hooks(soft_cap())
-    assert cpp_hooks(Variant("x", logits=lambda s, b, h, q, k: functions.exp(s))).startswith(header)
+    headers = ["cute_attn/hook_functions.hpp"]
+    assert hook_headers(soft_cap()) == []
+    assert hook_headers(Variant("x", logits=lambda s, b, h, q, k: functions.exp(s))) == headers
 
     # Masked by its band: the limit is all that is left of the mask.
     def chunks(b: Any, h: Any, q: Any, k: Any, *, span: int) -> Any:
@@ -111,5 +113,34 @@ def test_helper_functions_only_where_used() -> None:
 
     by_band = Variant("x", mask=chunks, params=SPAN)
     assert by_band.band_is_mask
-    assert cpp_hooks(by_band, mask=False).strip() == header
-    assert cpp_hooks(Variant("x", mask=lambda b, h, q, k: q >= k), mask=False) == ""
+    assert hook_headers(by_band, mask=False) == headers and cpp_hooks(by_band, mask=False) == ""
+    assert hook_headers(Variant("x", mask=lambda b, h, q, k: q >= k), mask=False) == []
+
+
+def in_exp(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, bias: Any) -> Any:
+    return functions.sigmoid(score) + bias[h, functions.clamp(q_idx - kv_idx, 0, 16)]
+
+
+def in_chunks(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, span: int) -> Any:
+    return (kv_idx >= q_idx - q_idx % span) & (kv_idx <= q_idx)
+
+
+@pytest.mark.parametrize(("arch", "rows"), [("sm_90a", None), ("sm_90a", 4), ("sm_80", None)])
+def test_whole_kernels_compile(arch: str, rows: int | None) -> None:
+    """With helper functions, a tensor, a mask that is no band and a limit that is an expression."""
+    variant = Variant(
+        "traced", mask=in_chunks, logits=in_exp, params=[*SPAN[:1], Tensor("bias", "f32", 2)]
+    )
+    spec = choose(Problem(arch, "bf16", 64, 64, 4, variant, page_size=16), rows=rows)
+    # So much code may cost spills, but no serialised wgmma and no ignored setmaxnreg.
+    assert all(reason.startswith(("spills", "stack frame")) for reason in build(spec).lint())
+
+
+def test_a_band_of_an_expression_compiles() -> None:
+    def near(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, span: int) -> Any:
+        return (3 * (q_idx - kv_idx) <= span) & (kv_idx <= q_idx)
+
+    variant = Variant("near", mask=near, params=SPAN[:1])
+    kernel = build(choose(Problem("sm_90a", "bf16", 64, 64, 4, variant, None), rows=None))
+    assert "own - min(floor_div(params.span, 3), 1 << 30)" in kernel.source
+    assert "variant_mask" not in kernel.source and kernel.lint() == []
