@@ -6,8 +6,10 @@ from cute_attn.variants.builtin import (
     alibi,
     causal,
     chunked_local,
+    document_mask,
     full,
     prefix_lm,
+    relative_bias,
     sliding_window,
     soft_cap,
 )
@@ -30,8 +32,10 @@ __all__ = [
     "alibi",
     "causal",
     "chunked_local",
+    "document_mask",
     "full",
     "prefix_lm",
+    "relative_bias",
     "sliding_window",
     "soft_cap",
 ]

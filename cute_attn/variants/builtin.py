@@ -7,8 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from cute_attn.abi import UNBOUNDED
-from cute_attn.variants.functions import exp2, tanh, where
+from cute_attn.variants.functions import clamp, exp2, tanh, where
 from cute_attn.variants.scalar import Scalar
+from cute_attn.variants.tensor import Tensor
 from cute_attn.variants.variant import Variant
 
 
@@ -107,3 +108,38 @@ def alibi(num_qo_heads: int) -> Variant:
     power = 1 << (num_qo_heads.bit_length() - 1)
     heads = Scalar("alibi_heads", "i32", power, "largest power of two of heads", lower=1)
     return Variant("alibi", logits=alibi, params=[heads])
+
+
+def document_mask() -> Variant:
+    """A query sees the keys of its own document. Not causal by itself.
+
+    Reads tensor `document` (requests, positions): a number for each position, equal within one
+    document.
+    """
+
+    def document_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, document: Any) -> Any:
+        return document[b, q_idx] == document[b, kv_idx]
+
+    document = Tensor("document", "i32", 2, "(requests, positions), numbers of documents")
+    return Variant("document", mask=document_mask, params=[document])
+
+
+def relative_bias(reach: int) -> Variant:
+    """Scores get a bias that depends on head and distance.
+
+    Reads tensor `bias` (query heads, 2 reach + 1): the bias at distance q_idx - kv_idx is in column
+    q_idx - kv_idx + reach; distances beyond `reach` take the outermost columns.
+
+    Raises:
+        ValueError: reach is negative.
+    """
+
+    def relative_bias(
+        score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, bias: Any, bias_reach: Any
+    ) -> Any:
+        distance = clamp(q_idx - kv_idx, -bias_reach, bias_reach)
+        return score + bias[h, distance + bias_reach]
+
+    columns = Scalar("bias_reach", "i32", reach, "largest distance in the table", lower=0)
+    bias = Tensor("bias", "f32", 2, "(query heads, 2 bias_reach + 1)")
+    return Variant("relative_bias", logits=relative_bias, params=[bias, columns])

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from types import FrameType
 
-_OURS = "cute_attn.variants."
+_OURS = "cute_attn."
 _LIBRARIES = ("torch", "numpy")
 
 

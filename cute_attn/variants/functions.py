@@ -8,8 +8,8 @@ from cute_attn.variants.library import clamp
 from cute_attn.variants.traced import Traced, apply
 
 __all__ = [
-    "abs", "ceil", "clamp", "cos", "exp", "exp2", "floor", "log", "log2", "maximum", "minimum",
-    "round", "rsqrt", "sigmoid", "sin", "sqrt", "tanh", "trunc", "where",
+    "abs", "ceil", "clamp", "cos", "erf", "exp", "exp2", "floor", "log", "log2", "maximum",
+    "minimum", "round", "rsqrt", "sigmoid", "sin", "sqrt", "tanh", "trunc", "where",
 ]  # fmt: skip
 
 
@@ -81,6 +81,11 @@ def sin(x: Any) -> Traced:
 def cos(x: Any) -> Traced:
     """Cosine of radians; to 1e-6 for |x| below 1e5."""
     return apply("cos", x)
+
+
+def erf(x: Any) -> Traced:
+    """The error function."""
+    return apply("erf", x)
 
 
 def floor(x: Any) -> Traced:

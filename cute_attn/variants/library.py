@@ -19,7 +19,7 @@ from cute_attn.variants.traced import (
 
 _SAME = (
     "neg", "add", "sub", "mul", "div", "abs", "min", "max", "lt", "le", "gt", "ge", "eq", "ne",
-    "where", "exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt", "rsqrt", "sin", "cos",
+    "where", "exp", "exp2", "log", "log2", "tanh", "sigmoid", "sqrt", "rsqrt", "sin", "cos", "erf",
     "floor", "ceil", "trunc", "round",
 )  # fmt: skip
 
@@ -29,7 +29,7 @@ _OTHER_NAMES = {
     "fmin": "min", "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge",
     "equal": "eq", "not_equal": "ne", "bitwise_and": "and", "bitwise_or": "or",
     "bitwise_xor": "xor", "and": "and", "or": "or", "xor": "xor", "rint": "round", "fix": "trunc",
-    "special_expit": "sigmoid", "special_exp2": "exp2",
+    "special_expit": "sigmoid", "special_exp2": "exp2", "special_erf": "erf",
 }  # fmt: skip
 
 
@@ -55,6 +55,13 @@ def softplus(x: Any, beta: float = 1, threshold: float = 20) -> Traced:
     """log(1 + exp(beta x)) / beta; x where beta x is above `threshold`."""
     scaled = x * beta
     return apply("where", scaled > threshold, x, apply("log", 1 + apply("exp", scaled)) / beta)
+
+
+def gelu(x: Any, *, approximate: str = "none") -> Traced:
+    """x Phi(x), by the error function or by tanh."""
+    if approximate == "tanh":
+        return 0.5 * x * (1 + apply("tanh", 0.7978845608028654 * (x + 0.044715 * x * x * x)))  # type: ignore[no-any-return]
+    return 0.5 * x * (1 + apply("erf", x * 0.7071067811865476))  # type: ignore[no-any-return]
 
 
 def _like(value: float) -> Callable[..., Traced]:
@@ -86,6 +93,7 @@ _COMPOSED: dict[str, Callable[..., Any]] = {
     "expm1": lambda x: apply("exp", x) - 1,
     "log10": lambda x: apply("log2", x) * 0.3010299956639812,
     "softplus": softplus,
+    "gelu": gelu,
     "silu": lambda x, inplace=False: x * apply("sigmoid", x),
     "sign": lambda x: (x > 0).to(lift(x).kind) - (x < 0).to(lift(x).kind),
     "positive": lambda x: x,
@@ -114,7 +122,7 @@ for _alias, _target in (
     _COMPOSED[_alias] = _COMPOSED[_target]
 
 # In-place and class methods have no place among scalars; these are functions only.
-_NO_METHODS = {"softplus", "silu", "and", "or"}
+_NO_METHODS = {"softplus", "gelu", "silu", "and", "or"}
 
 
 def find(name: str) -> Callable[..., Any] | None:

@@ -6,6 +6,7 @@ C++ is in `cute_attn/hook_functions.hpp` unless CUDA has it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +90,9 @@ def _power(x: Any, y: Any) -> Any:
     return np.exp2(y * np.log2(x))  # as the kernel computes it: NaN for negative x
 
 
+_erf = np.vectorize(math.erf, otypes=[float])
+
+
 def _rounded(function: Callable[[Any], Any]) -> Callable[[Interval], Interval]:
     return lambda x: (function(x[0]), function(x[1]))
 
@@ -150,6 +154,7 @@ _function("rsqrt", "rsqrtf({})", lambda x: 1 / np.sqrt(x), interval.rsqrt, {MUFU
 _function("sin", "fast_sin({})", np.sin, interval.wave, {MUFU: 1, FP32: 4})
 _function("cos", "fast_cos({})", np.cos, interval.wave, {MUFU: 1, FP32: 4})
 _function("pow", "fast_pow({}, {})", _power, interval.unknown, {MUFU: 2, FP32: 1})
+_function("erf", "erff({})", _erf, interval.monotone(_erf), {FP32: 14, MUFU: 1})
 _function("floor", "floorf({})", np.floor, _rounded(np.floor), {FP32: 1}, _EXACT)
 _function("ceil", "ceilf({})", np.ceil, _rounded(np.ceil), {FP32: 1}, _EXACT)
 _function("trunc", "truncf({})", np.trunc, _rounded(np.trunc), {FP32: 1}, _EXACT)

@@ -49,7 +49,7 @@ _KEYWORDS = """
     xor_eq
 """
 _OURS = """
-    params abs min max fabsf fminf fmaxf floorf ceilf truncf rintf rsqrtf fast_tanh exp2_approx
+    params abs min max fabsf fminf fmaxf floorf ceilf truncf rintf rsqrtf erff fast_tanh exp2_approx
     neg_infinity
 """
 _RESERVED = HEADER_FUNCTIONS.union(_KEYWORDS.split(), _OURS.split())

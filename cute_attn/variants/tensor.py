@@ -12,10 +12,16 @@ _MOST_DIMS = 4
 
 
 class Captured:
-    """A tensor that a function had in its hands when it was traced; compared by identity."""
+    """A tensor that a function had in its hands when it was traced; equal if it is the same."""
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Captured) and other.tensor is self.tensor
+
+    def __hash__(self) -> int:
+        return id(self.tensor)
 
 
 @dataclass(frozen=True)

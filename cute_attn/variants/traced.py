@@ -20,6 +20,11 @@ _KIND_OF_DTYPE = {
     "float": "f32", "float32": "f32", "f32": "f32",
 }  # fmt: skip
 
+_NO_INDEX = (
+    "a traced value is no Python index, and cannot index a list, array or tensor: declare tensors"
+    " in params=, or let from_flex() capture them"
+)
+
 
 class Traced:
     """A scalar of kind "bool", "i32" or "f32" whose value is not known yet."""
@@ -88,6 +93,24 @@ class Traced:
 
     def __abs__(self) -> Traced:
         return apply("abs", self)
+
+    def __floor__(self) -> Traced:
+        return self._whole("floor")
+
+    def __ceil__(self) -> Traced:
+        return self._whole("ceil")
+
+    def __trunc__(self) -> Traced:
+        return self._whole("trunc")
+
+    def __round__(self, digits: int | None = None) -> Traced:
+        if digits:
+            _refuse("round() of a traced value takes no number of digits")
+        return self._whole("round")
+
+    def _whole(self, name: str) -> Traced:
+        """What `math.floor` and its kin give: an integer."""
+        return self if self.kind == "i32" else apply(name, self).to(int)
 
     # Comparisons.
     def __lt__(self, other: Any) -> Traced:
@@ -159,10 +182,7 @@ class Traced:
         _refuse("a traced value is no Python complex")
 
     def __index__(self) -> int:
-        _refuse(
-            "a traced value is no Python index, and cannot index a list, array or tensor: declare"
-            " tensors in params=, or let from_flex() capture them"
-        )
+        _refuse(_NO_INDEX)
 
     def __iter__(self) -> Any:
         _refuse("a traced value is a scalar and cannot be iterated over")
@@ -180,6 +200,15 @@ class Traced:
     def to(self, dtype: Any) -> Traced:
         """This as "bool", "i32" or "f32", or what torch calls so."""
         return Traced(convert(self.expression, kind_of(dtype)))
+
+    @property
+    def dtype(self) -> str:
+        """As `.to()` takes it."""
+        return self.kind
+
+    @property
+    def device(self) -> None:
+        """For functions that make constants beside a tensor: nowhere yet."""
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):
@@ -210,6 +239,8 @@ def _call(module: str, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     from cute_attn.variants.library import find
 
     name = getattr(function, "__name__", repr(function))
+    if name == "__getitem__":
+        _refuse(_NO_INDEX)
     found = find(name)
     if found is None:
         _refuse(f"{module}.{name} cannot be traced")

@@ -70,6 +70,13 @@ class TracedTensor:
             _refuse(f"tensor {self._tensor.name} is indexed by {index!r}; it takes integers")
         return True
 
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", repr(func))
+        _refuse(f"torch.{name} of a tensor parameter, or of a row of one, cannot be traced")
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
