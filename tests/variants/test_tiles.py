@@ -167,8 +167,8 @@ float_trees = st.recursive(
         ),
         st.tuples(
             st.sampled_from(
-                ("tanh", "sigmoid", "sin", "cos", "exp", "exp2", "log", "log2", "sqrt", "rsqrt",
-                 "root", "pow", "neg", "abs", "square")
+                ("tanh", "sigmoid", "sin", "cos", "exp", "exp2", "log", "log2", "erf", "sqrt",
+                 "rsqrt", "root", "pow", "neg", "abs", "square")
             ),
             less,
         ),

@@ -46,6 +46,7 @@ TRACED: dict[str, Callable[..., Any]] = {
     "exp2": lambda x: functions.exp2(-abs(x)),
     "log": lambda x: functions.log(1.0 + abs(x)),
     "log2": lambda x: functions.log2(1.0 + abs(x)),
+    "erf": functions.erf,
     "sqrt": lambda x: functions.sqrt(1.0 + abs(x)),
     "rsqrt": lambda x: functions.rsqrt(1.0 + abs(x)),
     "square": lambda x: x**2,
@@ -68,6 +69,7 @@ PYTHON: dict[str, Callable[..., Any]] = {
     "exp2": lambda x: 2 ** -abs(x),
     "log": lambda x: math.log(1 + abs(x)),
     "log2": lambda x: math.log2(1 + abs(x)),
+    "erf": math.erf,
     "sqrt": lambda x: math.sqrt(1 + abs(x)),
     "rsqrt": lambda x: 1 / math.sqrt(1 + abs(x)),
     "square": TRACED["square"],
@@ -129,7 +131,7 @@ def floats(depth: int = 4) -> st.SearchStrategy[Tree]:
     if depth == 0:
         return leaves
     less = floats(depth - 1)
-    smooth = ("tanh", "sigmoid", "sin", "cos", "exp", "exp2", "log", "log2", "sqrt", "rsqrt",
+    smooth = ("tanh", "sigmoid", "sin", "cos", "exp", "exp2", "log", "log2", "erf", "sqrt", "rsqrt",
               "root", "pow", "neg", "abs")  # fmt: skip
     return st.one_of(
         *([leaves] if depth < 3 else []),
