@@ -53,7 +53,7 @@ class Captured:
 
     def check_tensors(self, parameters: Parameters) -> None:
         """Raises ValueError for tensors that no captured run reads."""
-        if not self._parameters or self.plans_itself or not parameters.tensors:
+        if not self._parameters or self.plans_itself:
             return
         for name, x in parameters.tensors.items():
             if all(p[name] != x.data_ptr() for p in self._parameters):

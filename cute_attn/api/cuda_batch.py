@@ -226,7 +226,7 @@ class CudaBatch:
 
     def check_parameters(self, parameters: Parameters) -> None:
         """Raises ValueError if a captured graph holds other tensors."""
-        if not torch.cuda.is_current_stream_capturing():
+        if parameters.tensors and not torch.cuda.is_current_stream_capturing():
             self._captured.check_tensors(parameters)
 
     def check_plan(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cute_attn.abi import UNBOUNDED
 from cute_attn.variants.build import operate
@@ -35,7 +36,11 @@ class Band:
         def limit(value: Limit | None) -> int:
             if value is None:
                 return UNBOUNDED
-            number = int(evaluate(as_expression(value), scalars))
+            if isinstance(value, Expression):
+                names = tuple(sorted(value.reads))
+                number = _evaluate(value, names, tuple(scalars[name] for name in names))
+            else:
+                number = int(scalars[value]) if isinstance(value, str) else value
             if number < 0:
                 name = "a band limit" if isinstance(value, int) else f"{value}"
                 raise ValueError(f"{name} is {number}; it takes 0 or more keys")
@@ -51,6 +56,11 @@ class Band:
     def __and__(self, other: Band) -> Band:
         """The keys of both."""
         return Band(tighter(self.left, other.left), tighter(self.right, other.right))
+
+
+@lru_cache(maxsize=256)
+def _evaluate(limit: Expression, names: tuple[str, ...], values: tuple[float | int, ...]) -> int:
+    return int(evaluate(limit, dict(zip(names, values, strict=True))))
 
 
 def as_expression(limit: Limit) -> Expression:

@@ -10,6 +10,7 @@ import torch
 from cute_attn import BatchAttention, RaggedKV, Variant, attention
 from cute_attn.variants import Hook
 from tests.gpu.variant_cases import (
+    BIAS,
     CASES,
     DIM,
     HEADS,
@@ -87,6 +88,8 @@ def test_wrong_tensors() -> None:
     refused(ValueError, r"strides \(2,\); the last one must be 1", slopes=SLOPES.repeat(2)[::2])
     refused(TypeError, r"slopes is a ndarray; it takes a torch\.Tensor", slopes=SLOPES.numpy())
     refused(TypeError, "slopes is on device meta; it takes cpu", slopes=SLOPES.to("meta"))
+    with pytest.raises(ValueError, match=r"bias has shape \(2147483648, 33\); .* less than 2\^31"):
+        batch_of("relative").plan(*plan, tensors={"bias": BIAS[:1].expand(1 << 31, 33)})
     with pytest.raises(ValueError, match="has no tensor"):
         batch_of("causal").plan(*plan, tensors={"slopes": SLOPES})
     batch.plan(*plan)

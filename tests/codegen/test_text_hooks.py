@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cute_attn import build
+from cute_attn import build, warmup
 from cute_attn.codegen.source import INCLUDE_DIR
 from cute_attn.runtime import CompileRequest, compile_source
 from cute_attn.runtime.errors import CompileError
@@ -98,6 +98,12 @@ def test_a_compile_error_shows_the_users_line(variant: Variant, text: str, error
     assert f"{__file__}({line}): error: {error}" in str(caught.value)
     assert caught.value.errors[0].startswith(f"{__file__}({line}): error: {error}")
     assert "kernel.cu(" not in "\n".join(caught.value.errors)
+
+
+def test_so_do_errors_of_warmup() -> None:
+    spec = make_spec("ampere_decode", head_dim=64, variant=Variant("a", mask=MISSPELT))
+    with pytest.raises(CompileError, match=f"{__file__}.*{wrong_line('q_idx - windw')}.: error"):
+        warmup([spec], jobs=1)
 
 
 def test_a_text_that_is_no_literal_is_numbered_by_itself() -> None:

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from cute_attn.variants import Hook, Scalar, TraceError, Variant, causal, functions
+from cute_attn.variants import (
+    Hook,
+    Scalar,
+    TraceError,
+    Variant,
+    alibi,
+    causal,
+    functions,
+    relative_bias,
+)
 
 LEAKED: list[Any] = []
 
@@ -140,9 +149,19 @@ def _folded_nan(b: Any, h: Any, q: Any, k: Any) -> Any:
     return q > functions.log(-1.0)  # here
 
 
+def _digits(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return round(q * 0.5, 2) > k  # here
+
+
+def _one_operand(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return torch.max(q) > k  # here
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        (_digits, r"round\(\) of a traced value takes no number of digits"),
+        (_one_operand, "max takes 2 operands, got 1"),
         (_if, r"has no truth value.*where\(\), &, \|, ~"),
         (_and, "has no truth value"),
         (_chain, "has no truth value.*a < b < c"),
@@ -230,6 +249,13 @@ def test_arguments_of_a_variant() -> None:
         Variant("v", logits=causal().mask)
     with pytest.raises(ValueError, match=r"the C\+\+ of hook 'x' is empty"):
         Hook("x", " ")
+
+
+def test_arguments_of_built_ins() -> None:
+    with pytest.raises(ValueError, match="num_qo_heads is 0; it takes 1 or more"):
+        alibi(0)
+    with pytest.raises(ValueError, match="bias_reach is -1; it takes 0 or more"):
+        relative_bias(-1)
 
 
 def test_a_users_own_error_is_left_alone() -> None:
