@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from cute_attn.abi import UNBOUNDED
-from cute_attn.variants.build import operate
+from cute_attn.variants.build import operate, substitute
 from cute_attn.variants.domain import bounds
 from cute_attn.variants.evaluate import evaluate
 from cute_attn.variants.expression import Expression, constant, scalar
@@ -52,6 +52,17 @@ class Band:
         """Names of the scalars that it depends on."""
         limits = (x for x in (self.left, self.right) if x is not None)
         return frozenset().union(*(as_expression(x).reads for x in limits))
+
+    def bake(self, scalars: Mapping[str, float | int]) -> Band:
+        """With constants in the place of scalars."""
+
+        def limit(value: Limit | None) -> Limit | None:
+            if value is None:
+                return None
+            old = as_expression(value)
+            return as_limit(substitute(old, scalars)[old])
+
+        return Band(limit(self.left), limit(self.right))
 
     def __and__(self, other: Band) -> Band:
         """The keys of both."""

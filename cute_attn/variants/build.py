@@ -7,10 +7,11 @@ stays the one that was written.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
-from cute_attn.variants.expression import Constant, Expression, constant, node
+from cute_attn.variants.expression import Constant, Expression, constant, load, node
 from cute_attn.variants.operations import OPERATIONS
 
 _NAMES = {"bool": "a truth value", "i32": "an integer", "f32": "a float"}
@@ -128,3 +129,21 @@ def _folded(name: str, args: tuple[Expression, ...], kind: str) -> Expression:
     if isinstance(value, float) and math.isnan(value):
         raise ValueError(f"{name} of {', '.join(map(str, values))} is no number")
     return constant(value)
+
+
+def substitute(root: Expression, values: Mapping[str, Constant]) -> dict[Expression, Expression]:
+    """What every node of an expression becomes when scalars get values."""
+    new: dict[Expression, Expression] = {}
+    for old in root.walk():
+        args = tuple(new[x] for x in old.args)
+        if old.op == "scalar" and old.value in values:
+            new[old] = convert(constant(values[old.value]), old.kind)
+        elif old.is_leaf:
+            new[old] = old
+        elif old.op == "load":
+            new[old] = load(old.value, old.kind, args)
+        elif old.op in ("to_i32", "to_f32"):
+            new[old] = convert(args[0], old.kind)
+        else:
+            new[old] = operate(old.op, *args)
+    return new

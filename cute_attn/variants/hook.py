@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import linecache
+import operator
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from cute_attn.variants.build import operate
@@ -23,8 +25,8 @@ class Hook:
         name: printed beside the generated function.
         cpp: C++ over the hook's arguments and the variant's scalars: an expression, or statements
             of which one returns. An element of a tensor is `name(params, i, j)`.
-        evaluate: the same in NumPy, vectorised: evaluate(*arguments, **parameters); None: the hook
-            runs on a GPU only.
+        evaluate: the same in NumPy, vectorised: evaluate(*arguments, **parameters), with those
+            parameters whose names are in `cpp`; None: the hook runs on a GPU only.
         program: what `cpp` and `evaluate` were derived from, if it was traced.
         parts: hooks that it consists of, all of which a key must pass.
         place: where `cpp` stands in the user's source, if that is known.
@@ -55,7 +57,24 @@ class Hook:
                 f"hook {text.name!r} is C++ text without evaluate=, its NumPy function: it runs on"
                 " a GPU only"
             )
+        if self.is_text:
+            parameters = {name: x for name, x in parameters.items() if self.reads(name)}
         return self.evaluate(*arguments, **parameters)
+
+    def bake(self, values: Mapping[str, float | int]) -> Hook:
+        """With constants in the place of scalars.
+
+        Raises:
+            ValueError: C++ text reads one of them.
+        """
+        if self.program is not None:
+            return of_program(self.name, self.program.bake(values))
+        if self.parts:
+            baked = [part.bake(values) for part in self.parts]
+            return replace(reduce(_both, baked), name=self.name)
+        if read := [name for name in values if self.reads(name)]:
+            raise ValueError(f"hook {self.name!r} is C++ text and reads {read[0]!r} at run time")
+        return self
 
     @property
     def is_text(self) -> bool:
@@ -90,22 +109,21 @@ def of_program(name: str, program: Program) -> Hook:
 
 def both(a: Hook | None, b: Hook | None) -> Hook | None:
     """The mask that lets through what both let through."""
-    if a is None or b is None:
-        return a or b
+    return a or b if a is None or b is None else _both(a, b)
+
+
+def _both(a: Hook, b: Hook) -> Hook:
     name = f"{a.name} and {b.name}"
     if a.program is not None and b.program is not None:
         return of_program(name, _conjunction(a.program, b.program))
     parts = tuple(part for hook in (a, b) for part in (hook.parts or (hook,)))
-    evaluates = [part.evaluate for part in parts]
 
     def evaluate(*arguments: Any, **parameters: Any) -> Any:
-        first, *others = (e(*arguments, **parameters) for e in evaluates if e is not None)
-        for other in others:
-            first = first & other
-        return first
+        return reduce(operator.and_, (part(*arguments, **parameters) for part in parts))
 
     cpp = " && ".join(f"({part.cpp})" for part in parts)
-    return Hook(name, cpp, None if None in evaluates else evaluate, parts=parts)
+    runs = all(part.evaluate is not None for part in parts)
+    return Hook(name, cpp, evaluate if runs else None, parts=parts)
 
 
 def _conjunction(a: Program, b: Program) -> Program:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cute_attn.variants.build import convert
+from cute_attn.variants.build import convert, substitute
 from cute_attn.variants.domain import bounds, scalars_between
 from cute_attn.variants.errors import Place, trace_error
 from cute_attn.variants.evaluate import evaluate
@@ -54,6 +54,17 @@ class Program:
     def scalars_known(self) -> AbstractContextManager[None]:
         """Within it, `bounds` knows the limits of the scalars."""
         return scalars_between({s.name: s.bounds for s in scalars_of(self.parameters)})
+
+    def bake(self, values: Mapping[str, float | int]) -> Program:
+        """With constants in the place of scalars."""
+        new = substitute(self.result, values)
+        return Program(
+            self.role,
+            new[self.result],
+            tuple(p for p in self.parameters if p.name not in values),
+            {new[node]: name for node, name in self.names.items()},
+            {new[node]: place for node, place in self.places.items() if node in new},
+        )
 
     @property
     def cpp(self) -> str:

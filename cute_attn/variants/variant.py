@@ -201,6 +201,22 @@ class Variant:
         kind = np.where(full, analysis.FULL, analysis.PARTIAL)
         return np.where(outside, analysis.EMPTY, kind).astype(np.int8)
 
+    def bake(self, **scalars: float | int) -> Variant:
+        """With constants of the kernel in the place of scalars: another value is another kernel,
+        which may be faster (a division by a constant is a multiplication or a shift).
+
+        Raises:
+            ValueError: unknown names, values that a scalar cannot have, C++ text that reads one.
+        """
+        values = {name: self.values(scalars)[name] for name in scalars}
+        mask, logits = (None if x is None else x.bake(values) for x in (self.mask, self.logits))
+        left = tuple(s for s in self.scalars if s.name not in values)
+        parameters = join(left, self.tensors)
+        bands = self.band.bake(values), self.band_is_mask
+        if mask is not None and mask.program is not None:
+            bands = _bands(self.name, mask, parameters, None, None)
+        return Variant.__new__(Variant)._set(self.name, mask, logits, parameters, *bands)
+
     def show(self) -> str:
         """What became of it, as text: its scalars, the band derived from the mask, and of each hook
         the traced program, its C++ and how many operations of which class it costs.
