@@ -7,7 +7,7 @@ from typing import Any
 
 from cute_attn.ampere.tiles import DECODE, register_budget, register_limit, smem_bytes
 from cute_attn.codegen.attention_params import attention_params
-from cute_attn.codegen.hooks import cpp_hooks
+from cute_attn.codegen.hooks import cpp_hooks, hook_headers, number_lines
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
@@ -50,7 +50,7 @@ def kernel(
     )
     return GeneratedKernel(
         name=spec.name,
-        text=text,
+        text=number_lines(text),
         arch=spec.arch,
         threads=spec.tile.threads,
         smem_bytes=smem,
@@ -76,6 +76,7 @@ def includes(spec: KernelSpec) -> list[str]:
         *dependent,
         *fused,
         *fixed,
+        *hook_headers(spec.variant),
     ]
     return sorted(headers)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cute_attn.abi import Field, ParameterBlock
-from cute_attn.variants import Variant
+from cute_attn.variants import Tensor, Variant
 
 _ROWS = (
     Field("q", "pointer", "(q_tokens, qo_heads, head_dim_qk)", "Element const"),
@@ -90,7 +90,7 @@ def attention_params(
     Args:
         tma: K and V come through tensor maps rather than pointers and strides.
         paged: there is a page table.
-        variant: its scalars are appended under their own names.
+        variant: its scalars are appended under their own names, then its tensors.
         fused_merge: the last piece of a split tile merges all of them.
         q_tma: Q comes through a tensor map rather than pointer and strides.
         by_groups: tensor maps of paged K and V count groups of eight rows.
@@ -104,7 +104,22 @@ def attention_params(
     fields += (_PAGES if paged else ()) + (box if tma and paged else ()) + _COMMON
     fields += (_BESIDE,) if beside else ()
     fields += tuple(Field(s.name, s.kind, s.comment) for s in variant.scalars)
+    for t in variant.tensors:
+        fields += tensor_fields(t)
     return ParameterBlock(fields)
+
+
+_ELEMENTS = {"f32": "float const", "i32": "int32_t const", "bool": "uint8_t const"}
+
+
+def tensor_fields(tensor: Tensor) -> tuple[Field, ...]:
+    """Fields of a tensor of the variant: pointer, strides but the last, which is 1, and sizes."""
+    name, dims = tensor.name, tensor.dims
+    return (
+        Field(name, "pointer", tensor.comment or f"{dims} dims", _ELEMENTS[tensor.kind]),
+        *(Field(f"{name}_stride_{i}", "i64", "elements") for i in range(dims - 1)),
+        *(Field(f"{name}_size_{i}", "i32", "elements") for i in range(dims)),
+    )
 
 
 def merge_params() -> ParameterBlock:

@@ -1,8 +1,8 @@
-"""A variant of your own: StreamingLLM's attention sinks with ALiBi biases, as two hooks.
+"""A variant of your own: StreamingLLM's attention sinks with ALiBi biases, as two functions.
 
-A hook is one C++ expression for the kernels and one NumPy function for the CPU, over positions. The
-kernel for it is generated and compiled here, GPU or not; the result is checked against a dense
-softmax.
+They are functions of positions, traced once: the C++ of the kernels, the NumPy evaluation for the
+CPU and the band of keys that are visible at all come from that. The kernel is generated and
+compiled here, GPU or not; the result is checked against a dense softmax.
 """
 
 from __future__ import annotations
@@ -10,42 +10,30 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import numpy as np
 import torch
 
 from cute_attn import Problem, Variant, attention, build, choose
-from cute_attn.variants import Band, Hook, Scalar
 
 HEADS, HEAD_DIM, LENGTH = 8, 64, 200
 SINKS, WINDOW = 4, 32
 
 
-def visible(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, sinks: int, window: int, **_: Any) -> Any:
+def visible(
+    b: Any, h: Any, q_idx: Any, kv_idx: Any, *, sinks: int = SINKS, window: int = WINDOW
+) -> Any:
     """The first `sinks` keys, and the last `window` up to the query's position."""
     return (kv_idx <= q_idx) & ((kv_idx < sinks) | (kv_idx > q_idx - window))
 
 
-def biased(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, alibi: float, **_: Any) -> Any:
+def biased(
+    score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, alibi: float = 8.0 / HEADS
+) -> Any:
     """ALiBi: head h subtracts 2^(-alibi (h + 1)) per token of distance."""
-    return score - np.exp2(-alibi * (h + 1)) * (q_idx - kv_idx)
+    slope = torch.exp2(-alibi * (h + 1))
+    return score - slope * (q_idx - kv_idx)
 
 
-SINKS_ALIBI = Variant(
-    "sinks_alibi",
-    mask=Hook(
-        "sinks and window",
-        "kv_idx <= q_idx && (kv_idx < sinks || kv_idx > q_idx - window)",
-        visible,
-    ),
-    logits=Hook("ALiBi", "score - exp2f(-alibi * float(h + 1)) * float(q_idx - kv_idx)", biased),
-    scalars=(
-        Scalar("sinks", "i32", SINKS, "first keys that stay visible"),
-        Scalar("window", "i32", WINDOW, "last keys that are visible"),
-        Scalar("alibi", "f32", 8.0 / HEADS, "ALiBi's slope exponent, 8 / heads"),
-    ),
-    band=Band(right=0),  # nothing after the query: KV blocks there are never read
-    band_is_mask=False,  # inside the band the mask still has to be asked
-)
+SINKS_ALIBI = Variant("sinks_alibi", mask=visible, logits=biased)
 
 
 def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

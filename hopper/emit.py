@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cute_attn.abi import ParameterBlock
 from cute_attn.codegen.attention_params import attention_params
-from cute_attn.codegen.hooks import cpp_hooks
+from cute_attn.codegen.hooks import cpp_hooks, cpp_limit, hook_headers, number_lines
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
@@ -69,17 +69,6 @@ def params_of(spec: KernelSpec) -> ParameterBlock:
     )
 
 
-def _limit(limit: int | str | None) -> str | None:
-    """A limit of the band as C++."""
-    return (
-        f"min(params.{limit}, 1 << 30)"
-        if isinstance(limit, str)
-        else None
-        if limit is None
-        else str(limit)
-    )
-
-
 def _one_loop(spec: KernelSpec) -> bool:
     """Whether masked and interior blocks share a copy of the step, with a branch around the mask.
 
@@ -120,6 +109,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         smem_budget=f"Q {q_bytes}, K {k_bytes}, V {v_bytes}, barriers",
         params_struct=cpp_struct(params),
         hooks=cpp_hooks(variant, mask=not variant.band_is_mask),
+        hook_headers=hook_headers(variant, mask=not variant.band_is_mask),
         paged=spec.loader != "ragged",
         gather=spec.loader == "gather",
         q_tma=q_by_tma(spec),
@@ -136,12 +126,12 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         # Which code the variant needs: see `Variant.band_is_mask`.
         transform_scores=bool(variant.logits) or not variant.band_is_mask,
         all_masked=not variant.band_is_mask,
-        band_right=_limit(variant.band.right) if variant.band_is_mask else None,
-        band_left=_limit(variant.band.left) if variant.band_is_mask else None,
+        band_right=cpp_limit(variant.band.right) if variant.band_is_mask else None,
+        band_left=cpp_limit(variant.band.left) if variant.band_is_mask else None,
     )
     return GeneratedKernel(
         name=spec.name,
-        text=with_delays(expand(text)) if spec.delays else text,
+        text=number_lines(with_delays(expand(text)) if spec.delays else text),
         arch=spec.arch,
         threads=tile.threads,
         smem_bytes=smem_bytes,

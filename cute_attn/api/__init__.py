@@ -3,12 +3,25 @@
 from cute_attn.api.append import RoPE, append_paged_kv
 from cute_attn.api.batch import BatchAttention
 from cute_attn.api.dispatch import Problem, choose, supports
+from cute_attn.api.flex import from_flex
 from cute_attn.api.kernel import Kernel, build, warmup
 from cute_attn.api.one_shot import attention, single_decode, single_prefill
 from cute_attn.api.states import merge_states
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
 from cute_attn.formats import BlockSparseKV, BlockTableKV, DeviceKV, PagedKV, RaggedKV
-from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
+from cute_attn.variants import (
+    TraceError,
+    Variant,
+    alibi,
+    causal,
+    chunked_local,
+    document_mask,
+    full,
+    prefix_lm,
+    relative_bias,
+    sliding_window,
+    soft_cap,
+)
 
 __all__ = [
     "BatchAttention",
@@ -22,15 +35,22 @@ __all__ = [
     "RaggedKV",
     "RoPE",
     "Tile",
+    "TraceError",
     "UnsupportedSpecError",
     "Variant",
+    "alibi",
     "append_paged_kv",
     "attention",
     "build",
     "causal",
     "choose",
+    "chunked_local",
+    "document_mask",
+    "from_flex",
     "full",
     "merge_states",
+    "prefix_lm",
+    "relative_bias",
     "single_decode",
     "single_prefill",
     "sliding_window",

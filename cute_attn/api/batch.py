@@ -27,6 +27,7 @@ from cute_attn.api.cpu_batch import CpuBatch
 from cute_attn.api.cuda_batch import CudaBatch
 from cute_attn.api.kernel import Kernel
 from cute_attn.api.launches import explained_launch
+from cute_attn.api.parameters import Parameters, bind
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import AnyStep, make_device_step, make_step
 from cute_attn.formats import DeviceKV, KVFormat
@@ -166,8 +167,8 @@ class BatchAttention:
         self._handle: int | None = None
         self._step: AnyStep | None = None
         self._cuda_graph = cuda_graph
-        self._scalars: dict[str, float | int] = {}
-        self._overrides: dict[tuple[tuple[str, float | int], ...], dict[str, float | int]] = {}
+        self._parameters = Parameters({})
+        self._overrides: dict[tuple[tuple[str, float | int], ...], Parameters] = {}
 
     @property
     def device(self) -> torch.device:
@@ -250,6 +251,7 @@ class BatchAttention:
         kv_format: KVFormat,
         *,
         scalars: Mapping[str, float | int] | None = None,
+        tensors: Mapping[str, torch.Tensor] | None = None,
     ) -> BatchAttention:
         """Decides which thread block does what for one step; run() then serves every layer.
 
@@ -264,20 +266,24 @@ class BatchAttention:
                 on the device (they are then read when the kernel runs).
             scalars: numbers that the variant reads, e.g. {"window_left": 1023}; defaults where not
                 given.
+            tensors: tensors that the variant reads, by name, on the device; they are read when
+                kernels run. None: run() is given them.
 
         Returns:
             self.
 
         Raises:
             TypeError, ValueError: an argument is wrong or a capacity is exceeded.
+            IndexError: the variant may read outside one of its tensors.
             UnsupportedSpecError: no kernel for this device, dtype and head_dim; with the reasons.
             CompileError, ToolchainError, CacheMissError: see `build`.
             RuntimeError: during CUDA graph capture.
         """
         given = dict(scalars) if scalars is not None else None
         step = make_step(qo_indptr, kv_format, self._shape.variant, given, self._shape.device)
+        parameters = self._bind(step.scalars, tensors, step)
         self._backend.plan(step)
-        self._set_step(step)
+        self._set_step(step, parameters)
         return self
 
     def plan_on_device(
@@ -286,6 +292,7 @@ class BatchAttention:
         *,
         q_len: int = 1,
         scalars: Mapping[str, float | int] | None = None,
+        tensors: Mapping[str, torch.Tensor] | None = None,
     ) -> BatchAttention:
         """Plans a decode step whose lengths are on the device, with a kernel on the current stream.
 
@@ -306,6 +313,8 @@ class BatchAttention:
             kv_format: lengths and page table; the tensors are read when the kernel runs.
             q_len: query tokens of every request: the rows of request i are i * q_len ... of q.
             scalars: as for plan().
+            tensors: as for plan(), but that nobody looks whether indices reach outside them (which
+                then read a last element).
 
         Returns:
             self.
@@ -329,8 +338,9 @@ class BatchAttention:
             )
         given = dict(scalars) if scalars is not None else None
         step = make_device_step(kv_format, q_len, self._shape.variant, given, self._shape.device)
+        parameters = self._bind(step.scalars, tensors, step)
         self._backend.plan_on_device(step)
-        self._set_step(step)
+        self._set_step(step, parameters)
         return self
 
     def check_plan(self) -> None:
@@ -345,10 +355,22 @@ class BatchAttention:
         """
         self._backend.check_plan()
 
-    def _set_step(self, step: AnyStep) -> None:
+    def _bind(
+        self,
+        scalars: dict[str, float | int],
+        tensors: Mapping[str, torch.Tensor] | None,
+        step: AnyStep,
+    ) -> Parameters:
+        shape = self._shape
+        parameters = bind(shape.variant, scalars, tensors, shape.device, shape.num_qo_heads, step)
+        self._backend.check_parameters(parameters)
+        return parameters
+
+    def _set_step(self, step: AnyStep, parameters: Parameters) -> None:
         self._step = step
-        if step.scalars != self._scalars:  # argument blocks compare it by identity
-            self._scalars = step.scalars
+        # Argument blocks compare it by identity; it also keeps its tensors alive.
+        if parameters != self._parameters or parameters.tensors or parameters.missing:
+            self._parameters = parameters
             self._overrides.clear()
 
     def run(
@@ -361,6 +383,7 @@ class BatchAttention:
         lse: torch.Tensor | None = None,
         return_lse: bool = False,
         scalars: Mapping[str, float | int] | None = None,
+        tensors: Mapping[str, torch.Tensor] | None = None,
     ) -> Any:
         """Attention of the planned step, for one layer.
 
@@ -381,12 +404,14 @@ class BatchAttention:
             return_lse: also return the log-sum-exp of each row's scores (natural logarithm).
             scalars: other values for the variant's scalars than planned; not for those that decide
                 which keys are read (e.g. window_left: plan again).
+            tensors: the variant's tensors, where they are others than planned.
 
         Returns:
             out, or (out, lse) if return_lse or lse is given. Rows that see no key: out 0, lse -inf.
 
         Raises:
             TypeError, ValueError: a tensor does not fit the plan; nothing was launched.
+            IndexError: the variant may read outside one of `tensors`.
             RuntimeError: not planned.
         """
         if self._step is None:
@@ -395,7 +420,11 @@ class BatchAttention:
             if v is not None:
                 raise TypeError("k is a pair (k, v) and v is given too; it takes one of the two")
             k, v = k
-        values = self._scalars if scalars is None else self._override(scalars)
+        values = self._parameters
+        if scalars is not None or tensors is not None:
+            values = self._override(scalars or {}, tensors)
+        if values.missing is not None:
+            raise ValueError(f"the variant reads tensor {values.missing!r}: give it in tensors=")
         try:
             out, lse = self._backend.run(q, k, v, out, lse, return_lse, values)
         except AttributeError:
@@ -403,21 +432,26 @@ class BatchAttention:
             raise
         return out if lse is None else (out, lse)
 
-    def _override(self, scalars: Mapping[str, float | int]) -> dict[str, float | int]:
-        """Planned scalars overlaid with `scalars`; the same object for the same values."""
+    def _override(
+        self, scalars: Mapping[str, float | int], tensors: Mapping[str, torch.Tensor] | None
+    ) -> Parameters:
+        """Planned parameters overlaid; without tensors the same object for the same values."""
         key = tuple(sorted(scalars.items()))
-        values = self._overrides.get(key)
-        if values is None:
+        found = self._overrides.get(key) if tensors is None else None
+        if found is None:
             assert self._step is not None
-            variant = self._shape.variant
-            values = variant.values({**self._scalars, **scalars})
+            variant, planned = self._shape.variant, self._parameters
+            values = variant.values({**planned.scalars, **scalars})
             if variant.band.resolve(values) != self._step.band:
                 raise ValueError(
                     f"scalars {dict(scalars)} change which keys are read (planned for"
-                    f" {self._scalars}); give them to plan()"
+                    f" {planned.scalars}); give them to plan()"
                 )
-            self._overrides[key] = values
-        return values
+            given = {**planned.tensors, **(tensors or {})} or None
+            found = self._bind(values, given, self._step)
+            if tensors is None:
+                self._overrides[key] = found
+        return found
 
 
 def _check_workspace(workspace: Any, device: torch.device) -> None:

@@ -5,6 +5,7 @@ A graph that plans for itself (`plan_on_device` was captured too) depends on no 
 
 from __future__ import annotations
 
+from cute_attn.api.parameters import Parameters
 from cute_attn.api.shape import refuse_kv
 from cute_attn.api.step import AnyStep
 
@@ -21,15 +22,19 @@ class Captured:
         self._rows: int | None = None  # query rows, the fewest
         self._kv: int | None = None  # KV rows or pages, the fewest
         self._table: int | None = None  # address of the page table
+        self._parameters: list[Parameters] = []  # graphs read their tensors
 
-    def note(self, rows: int, kv: int, table: int) -> None:
+    def note(self, rows: int, kv: int, table: int, parameters: Parameters) -> None:
         """A run is being captured.
 
         Args:
             rows: of its queries.
             kv: rows or pages of its KV.
             table: address of its page table.
+            parameters: of the variant.
         """
+        if parameters.tensors and all(p is not parameters for p in self._parameters):
+            self._parameters.append(parameters)
         if self.plans_itself:
             return
         self._rows = rows if self._rows is None else min(rows, self._rows)
@@ -45,6 +50,17 @@ class Captured:
             )
         if self._kv is not None:
             refuse_kv(step, self._kv)
+
+    def check_tensors(self, parameters: Parameters) -> None:
+        """Raises ValueError for tensors that no captured run reads."""
+        if not self._parameters or self.plans_itself:
+            return
+        for name, x in parameters.tensors.items():
+            if all(p[name] != x.data_ptr() for p in self._parameters):
+                raise ValueError(
+                    f"tensor {name!r} is another one than a captured graph reads; copy the new"
+                    " values into that one"
+                )
 
     def check_table(self, table: int) -> None:
         """Raises ValueError for a page table at another address than a captured run reads."""

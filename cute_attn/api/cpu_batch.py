@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from cute_attn.api.parameters import Parameters
 from cute_attn.api.shape import BatchShape, refuse_kv
 from cute_attn.api.step import DeviceStep, Step, make_step
 from cute_attn.reference import execute
@@ -91,6 +92,9 @@ class CpuBatch:
         scalars = step.scalars
         self.plan(make_step(qo_indptr, kv_format, shape.variant, scalars, shape.device))
 
+    def check_parameters(self, parameters: Parameters) -> None:
+        """There are no graphs that could hold others."""
+
     def check_plan(self) -> None:
         """Nothing is left to check."""
 
@@ -102,7 +106,7 @@ class CpuBatch:
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
         want_lse: bool,
-        scalars: dict[str, float | int],
+        parameters: Parameters,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Computes in float32 and rounds to the dtype of q."""
         shape, step = self._shape, self._step
@@ -126,7 +130,8 @@ class CpuBatch:
             step.kv_format,
             shape.variant,
             sm_scale=shape.sm_scale,
-            scalars=scalars,
+            scalars=parameters.scalars,
+            tensors=parameters.tensors or None,
             layout=shape.kv_layout,
         )
         out[:rows] = torch.from_numpy(result).to(out.dtype)

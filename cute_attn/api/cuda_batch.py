@@ -27,6 +27,7 @@ from cute_attn.api.fixed_plans import FixedPlans
 from cute_attn.api.kernel import Kernel
 from cute_attn.api.kernel_choice import KernelChoice
 from cute_attn.api.launch_set import LaunchSet, Paging
+from cute_attn.api.parameters import Parameters
 from cute_attn.api.partials import PartialsAt, Workspace
 from cute_attn.api.plan_store import PlanStore
 from cute_attn.api.shape import BatchShape, refuse_kv
@@ -223,6 +224,11 @@ class CudaBatch:
             self._in_graphs.append(kv)
         self._set_step(step, None, self._store.table_address)
 
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Raises ValueError if a captured graph holds other tensors."""
+        if parameters.tensors and not torch.cuda.is_current_stream_capturing():
+            self._captured.check_tensors(parameters)
+
     def check_plan(self) -> None:
         """Raises what the device found wrong; see `DevicePlanner.check`."""
         if self._planner is not None:
@@ -352,13 +358,13 @@ class CudaBatch:
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
         want_lse: bool,
-        scalars: dict[str, float | int],
+        parameters: Parameters,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Launches what the plan says: attention, maybe in two parts, or attention and a merge."""
         index, kernels = self._index, self._set
         if self._current_device() != index:
             with torch.cuda.device(index):
-                return self.run(q, k, v, out, lse, want_lse, scalars)
+                return self.run(q, k, v, out, lse, want_lse, parameters)
         shape, strides = self._q_known
         if (
             q.shape != shape
@@ -404,9 +410,9 @@ class CudaBatch:
             kernels.rebind(binding, k, v, self._step, self._paging, self._partials.out)
         if binding.capacity < self._step.kv_needed:
             refuse_kv(self._step, binding.capacity)
-        if binding.scalars is not scalars:
-            binding.arguments.set(**scalars)
-            binding.scalars = scalars
+        if binding.parameters is not parameters:
+            binding.arguments.set(**parameters)
+            binding.parameters = parameters
 
         q_address, out_address = q.data_ptr(), out.data_ptr()
         if (q_address | out_address) & (checks.VECTOR_BYTES - 1):
@@ -425,7 +431,8 @@ class CudaBatch:
         if other_stream:
             self._before_run_elsewhere()
         if self._cuda_graph and torch.cuda.is_current_stream_capturing():
-            self._captured.note(q.shape[0], binding.capacity, self._paging.table_address)
+            table = self._paging.table_address
+            self._captured.note(q.shape[0], binding.capacity, table, parameters)
         self._launch(self._num_blocks, stream, arguments.address)
         if self._after_planner and not other_stream:
             self._launch, self._after_planner = kernels.launch, False
@@ -434,7 +441,7 @@ class CudaBatch:
             kernels.run_merge(self._num_blocks, stream, out_address, lse_address, fields)
         if self._two_launches:
             assert self._decodes is not None
-            self._decodes.run(q, k, v, out, lse, False, scalars)
+            self._decodes.run(q, k, v, out, lse, False, parameters)
         if other_stream:
             self._order.after_run()
         return out, lse

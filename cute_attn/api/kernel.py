@@ -14,11 +14,13 @@ from typing import Any
 
 from cute_attn.api import dispatch
 from cute_attn.api.arguments import Arguments
+from cute_attn.codegen.hooks import users_lines
 from cute_attn.codegen.kernels import emit_merge
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.runtime.build import build_kernel
 from cute_attn.runtime.compiler import CompileRequest
+from cute_attn.runtime.errors import CompileError
 from cute_attn.runtime.kernel import CompiledKernel
 from cute_attn.runtime.launch import Launcher
 from cute_attn.runtime.log import Resources
@@ -149,7 +151,17 @@ def build(spec: KernelSpec, **tile: Any) -> Kernel:
 @cache
 def _build(spec: KernelSpec) -> Kernel:
     generated = dispatch.emit(spec)
-    return Kernel(generated, build_kernel(request_of(generated)), spec)
+    try:
+        return Kernel(generated, build_kernel(request_of(generated)), spec)
+    except CompileError as error:
+        raise in_users_lines(error, spec) from None
+
+
+def in_users_lines(error: CompileError, spec: KernelSpec | GeneratedKernel) -> CompileError:
+    """With file and line of the variant's C++ text, if the error is there."""
+    if not isinstance(spec, KernelSpec):
+        return error
+    return error.rewritten(lambda text: users_lines(text, spec.variant))
 
 
 @lru_cache(maxsize=256)
@@ -186,7 +198,9 @@ def warmup(
     merges = [merge_of(s) for s in attention if not s.fuses_merge]
     requests = [request_of(g) for g in [*generated, *dict.fromkeys(merges)]]
     compiled = []
-    for result in compile_many(requests, jobs, progress):
+    for i, result in enumerate(compile_many(requests, jobs, progress)):
+        if isinstance(result, CompileError) and i < len(specs):
+            raise in_users_lines(result, specs[i])
         if isinstance(result, Exception):
             raise result
         compiled.append(result)

@@ -14,6 +14,7 @@ from cute_attn.api import checks, dispatch
 from cute_attn.api.arguments import Arguments, FieldWriter
 from cute_attn.api.kernel import Kernel, build, build_generated, merge_of
 from cute_attn.api.launches import cost_of
+from cute_attn.api.parameters import Parameters
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import AnyStep
 from cute_attn.api.tensor_maps import grouped_kv_map, kv_map, page_groups, q_map
@@ -52,20 +53,20 @@ class Binding:
     Attributes:
         arguments: the block.
         paging: what it holds of the KV format, or None: to be filled.
-        scalars: values of the variant's scalars that are in it.
+        parameters: of the variant, that are in it.
         capacity: ragged: KV rows; paged: pages.
         v_offset: bytes from K to V where both are in one tensor.
     """
 
     __slots__ = (
         "_dtype", "_k_shape", "_k_strides", "_v_shape", "_v_strides",
-        "arguments", "capacity", "paging", "scalars", "v_offset",
+        "arguments", "capacity", "paging", "parameters", "v_offset",
     )  # fmt: skip
 
     def __init__(self, arguments: Arguments, k: torch.Tensor, v: torch.Tensor | None) -> None:
         self.arguments = arguments
         self.paging: Paging | None = None
-        self.scalars: dict[str, float | int] | None = None
+        self.parameters: Parameters | None = None
         self.capacity = 0
         self.v_offset = 0
         self._k_shape, self._k_strides, self._dtype = k.shape, k.stride(), k.dtype
@@ -213,7 +214,7 @@ class LaunchSet:
             binding.arguments.set(k=k_address, v=v_address)
         binding.v_offset = known.v_offset
         binding.paging, binding.capacity = known.paging, known.capacity
-        binding.scalars = known.scalars
+        binding.parameters = known.parameters
         return True
 
     def rebind(
@@ -229,7 +230,7 @@ class LaunchSet:
         self._fill(binding, self._shape.kv(step.kv_format, k, v), paging, spare)
 
     def _fill(self, binding: Binding, views: KVViews, paging: Paging, spare: int) -> None:
-        """Writes everything of an argument block but rows and scalars."""
+        """Writes everything of an argument block but rows and parameters."""
         shape, arguments = self._shape, binding.arguments
         arguments.set(
             num_kv_heads=shape.num_kv_heads,
@@ -264,7 +265,7 @@ class LaunchSet:
         binding.v_offset = views.v.data_ptr() - views.k.data_ptr()
         binding.capacity = int(views.k.shape[0])
         binding.paging = paging
-        binding.scalars = None
+        binding.parameters = None
 
     def _fill_maps(self, arguments: Arguments, views: KVViews, spare: int) -> None:
         box_rows = self.spec.tile.kv

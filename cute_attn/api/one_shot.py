@@ -27,6 +27,7 @@ def attention(
     variant: str | Variant = "full",
     sm_scale: float | None = None,
     scalars: Mapping[str, float | int] | None = None,
+    tensors: Mapping[str, torch.Tensor] | None = None,
     return_lse: bool = False,
 ) -> Any:
     """Attention of a dense batch.
@@ -38,6 +39,7 @@ def attention(
         variant: "full", "causal", "sliding_window", "soft_cap" or a `Variant`.
         sm_scale: softmax scale; default 1 / sqrt(head_dim).
         scalars: numbers that the variant reads.
+        tensors: tensors that the variant reads, by name.
         return_lse: also return the log-sum-exp.
 
     A tensor whose batch stride is not length * token stride is copied first.
@@ -65,7 +67,8 @@ def attention(
     planned = _planned(
         _wrapper(q, k, v, variant, sm_scale), batch, q_len, int(k.shape[1]), _frozen(scalars)
     )
-    result = planned.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), return_lse=return_lse)
+    flat = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    result = planned.run(*flat, return_lse=return_lse, tensors=tensors)
     if not return_lse:
         return result.unflatten(0, (batch, q_len))
     return tuple(x.unflatten(0, (batch, q_len)) for x in result)
@@ -80,6 +83,7 @@ def single_prefill(
     kv_layout: str = "NHD",
     sm_scale: float | None = None,
     scalars: Mapping[str, float | int] | None = None,
+    tensors: Mapping[str, torch.Tensor] | None = None,
     return_lse: bool = False,
 ) -> Any:
     """Attention of one request: prefill, or append to earlier keys.
@@ -88,7 +92,7 @@ def single_prefill(
         q: (q_len, num_qo_heads, head_dim); the last query stands at the last key.
         k: (kv_len, num_kv_heads, head_dim), or (num_kv_heads, kv_len, head_dim) for "HND".
         v: as k with head_dim_vo.
-        variant, sm_scale, scalars, return_lse: as in `attention`.
+        variant, sm_scale, scalars, tensors, return_lse: as in `attention`.
         kv_layout: "NHD" or "HND".
 
     Returns:
@@ -107,7 +111,7 @@ def single_prefill(
     kv_len = int(k.shape[0 if kv_layout == "NHD" else 1])
     wrapper = _wrapper(q, k, v, variant, sm_scale, kv_layout)
     planned = _planned(wrapper, 1, int(q.shape[0]), kv_len, _frozen(scalars))
-    return planned.run(q, k, v, return_lse=return_lse)
+    return planned.run(q, k, v, return_lse=return_lse, tensors=tensors)
 
 
 def single_decode(
@@ -119,13 +123,15 @@ def single_decode(
     kv_layout: str = "NHD",
     sm_scale: float | None = None,
     scalars: Mapping[str, float | int] | None = None,
+    tensors: Mapping[str, torch.Tensor] | None = None,
     return_lse: bool = False,
 ) -> Any:
     """Attention of one query token of one request.
 
     Args:
         q: (num_qo_heads, head_dim).
-        k, v, variant, kv_layout, sm_scale, scalars, return_lse: as in `single_prefill`.
+        k, v, variant, kv_layout, sm_scale, scalars, tensors, return_lse: as in
+            `single_prefill`.
 
     Returns:
         out (num_qo_heads, head_dim_vo), or (out, lse) with lse (num_qo_heads,).
@@ -144,6 +150,7 @@ def single_decode(
         kv_layout=kv_layout,
         sm_scale=sm_scale,
         scalars=scalars,
+        tensors=tensors,
         return_lse=return_lse,
     )
     return tuple(x.squeeze(0) for x in result) if return_lse else result.squeeze(0)

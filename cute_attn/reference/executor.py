@@ -36,6 +36,7 @@ def execute(
     *,
     sm_scale: float | None = None,
     scalars: Mapping[str, float | int] | None = None,
+    tensors: Mapping[str, Any] | None = None,
     layout: str = "NHD",
     dtype: Any = np.float32,
 ) -> tuple[Array, Array]:
@@ -49,6 +50,7 @@ def execute(
         variant: masks and logits.
         sm_scale: default 1 / sqrt(head_dim_qk).
         scalars: values of the variant's scalars; defaults where not given.
+        tensors: the variant's tensors, arrays or CPU tensors.
         layout: "NHD" or "HND".
         dtype: float32 or float64, of the arithmetic and the output.
 
@@ -60,7 +62,7 @@ def execute(
     Raises:
         ValueError: the arrays do not fit the plan or the format.
     """
-    run = _Run(plan, q, k, v, kv_format, variant, sm_scale, scalars, layout, dtype)
+    run = _Run(plan, q, k, v, kv_format, variant, sm_scale, scalars, tensors, layout, dtype)
     blocks = range(run.walker.num_blocks)
     # Request by request, so that each one's keys are gathered once; items do not depend on order.
     items = sorted(item for block in blocks for item in run.walker.items(block))
@@ -84,13 +86,15 @@ class _Run:
         variant: Variant,
         sm_scale: float | None,
         scalars: Mapping[str, float | int] | None,
+        tensors: Mapping[str, Any] | None,
         layout: str,
         dtype: Any,
     ) -> None:
         self.plan, self.kv_format, self.variant = plan, kv_format, variant
         self.walker = walker = WorkWalker(plan.view)
         self.views = kv_views(kv_format, k, v, layout)
-        self.scalars = variant.values(scalars)
+        arrays = {name: as_numpy(x) for name, x in variant.arrays(tensors).items()}
+        self.parameters = {**variant.values(scalars), **arrays}
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
             raise TypeError(f"dtype is {self.dtype}; it takes float32 or float64")
@@ -169,11 +173,10 @@ class _Run:
         """(out, base-2 lse) of packed query rows over some keys; 0 and -inf without any."""
         scores = (q @ k.T) * self.sm_scale
         if self.variant.logits is not None:
-            scores = self.variant.logits.evaluate(
-                scores, batch, head, q_idx, kv_idx, **self.scalars
-            ).astype(self.dtype)
+            bent = self.variant.logits(scores, batch, head, q_idx, kv_idx, **self.parameters)
+            scores = bent.astype(self.dtype)
         if self.variant.mask is not None:
-            visible = self.variant.mask.evaluate(batch, head, q_idx, kv_idx, **self.scalars)
+            visible = self.variant.mask(batch, head, q_idx, kv_idx, **self.parameters)
             visible = np.broadcast_to(visible, scores.shape)
             scores = np.where(visible, scores, self.dtype.type(-np.inf))
             # What no row sees may be anything, NaN too (an evicted page): 0 * NaN must not count.

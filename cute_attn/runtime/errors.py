@@ -6,6 +6,7 @@ understood. All of them are raised before anything is launched.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -36,6 +37,15 @@ class CompileError(RuntimeError):
         self.log = log
         self.source_path = source_path
         self.errors = errors
+
+    def rewritten(self, rewrite: Callable[[str], str]) -> CompileError:
+        """The same error with `rewrite` applied to its texts, e.g. to name other lines."""
+        return CompileError(
+            rewrite(str(self)),
+            log=rewrite(self.log),
+            source_path=self.source_path,
+            errors=tuple(map(rewrite, self.errors)),
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         # Compile workers send this through a pipe; the default drops keyword arguments.

@@ -1,6 +1,41 @@
-"""Attention variants: named hooks on mask and logits, with their C++ text and NumPy evaluation."""
+"""Attention variants: hooks on mask and logits as Python functions, traced to C++ and NumPy."""
 
-from cute_attn.variants.builtin import causal, full, sliding_window, soft_cap
-from cute_attn.variants.variant import Band, Hook, Scalar, Variant
+from cute_attn.variants.analysis import EMPTY, FULL, PARTIAL
+from cute_attn.variants.band import Band
+from cute_attn.variants.builtin import (
+    alibi,
+    causal,
+    chunked_local,
+    document_mask,
+    full,
+    prefix_lm,
+    relative_bias,
+    sliding_window,
+    soft_cap,
+)
+from cute_attn.variants.errors import TraceError
+from cute_attn.variants.hook import Hook
+from cute_attn.variants.scalar import Scalar
+from cute_attn.variants.tensor import Tensor
+from cute_attn.variants.variant import Variant
 
-__all__ = ["Band", "Hook", "Scalar", "Variant", "causal", "full", "sliding_window", "soft_cap"]
+__all__ = [
+    "EMPTY",
+    "FULL",
+    "PARTIAL",
+    "Band",
+    "Hook",
+    "Scalar",
+    "Tensor",
+    "TraceError",
+    "Variant",
+    "alibi",
+    "causal",
+    "chunked_local",
+    "document_mask",
+    "full",
+    "prefix_lm",
+    "relative_bias",
+    "sliding_window",
+    "soft_cap",
+]

@@ -1,12 +1,16 @@
-"""The built-in variants. `&` combines them: `causal() & sliding_window()`."""
+"""The built-in variants, in the language that is there for all. `&` combines them:
+`causal() & sliding_window()`.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from cute_attn.variants.variant import Band, Hook, Scalar, Variant
+from cute_attn.abi import UNBOUNDED
+from cute_attn.variants.functions import clamp, exp2, tanh, where
+from cute_attn.variants.scalar import Scalar
+from cute_attn.variants.tensor import Tensor
+from cute_attn.variants.variant import Variant
 
 
 def full() -> Variant:
@@ -17,35 +21,125 @@ def full() -> Variant:
 def causal() -> Variant:
     """A query sees keys up to its own position; the last query row sees the last key."""
 
-    def evaluate(b: Any, h: Any, q_idx: Any, kv_idx: Any, **_: Any) -> Any:
+    def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return kv_idx <= q_idx
 
-    return Variant("causal", mask=Hook("causal", "kv_idx <= q_idx", evaluate), band=Band(right=0))
+    return Variant("causal", mask=causal)
 
 
-def sliding_window() -> Variant:
-    """A query sees the `window_left` keys before its position and its own (W + 1 keys)."""
+def sliding_window(*, right: bool = False) -> Variant:
+    """A query sees the `window_left` keys before its position and its own (W + 1 keys).
 
-    def evaluate(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, window_left: int, **_: Any) -> Any:
+    Args:
+        right: limit the keys behind its position as well, to `window_right`.
+    """
+
+    def sliding_window(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, window_left: Any) -> Any:
         return kv_idx >= q_idx - window_left
 
-    window_left = Scalar("window_left", "i32", 1 << 30, "keys kept before the query's position")
-    return Variant(
-        "window",
-        mask=Hook("sliding window", "kv_idx >= q_idx - window_left", evaluate),
-        scalars=(window_left,),
-        band=Band(left="window_left"),
+    def window_of_both_sides(
+        b: Any, h: Any, q_idx: Any, kv_idx: Any, *, window_left: Any, window_right: Any
+    ) -> Any:
+        return (kv_idx >= q_idx - window_left) & (kv_idx <= q_idx + window_right)
+
+    window_left = Scalar(
+        "window_left", "i32", UNBOUNDED, "keys kept before the query's position", lower=0
     )
+    window_right = Scalar(
+        "window_right", "i32", UNBOUNDED, "keys kept behind the query's position", lower=0
+    )
+    if right:
+        return Variant("windows", mask=window_of_both_sides, params=[window_left, window_right])
+    return Variant("window", mask=sliding_window, params=[window_left])
+
+
+def chunked_local() -> Variant:
+    """A query sees the keys of its own chunk of `chunk_size` positions (Llama 4). Not causal by
+    itself.
+    """
+
+    def chunked_local(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, chunk_size: Any) -> Any:
+        start = q_idx - q_idx % chunk_size  # one division a row, none a key
+        return (kv_idx >= start) & (kv_idx < start + chunk_size)
+
+    chunk_size = Scalar("chunk_size", "i32", 8192, "positions of a chunk", lower=1)
+    return Variant("chunked_local", mask=chunked_local, params=[chunk_size])
+
+
+def prefix_lm() -> Variant:
+    """Every query sees the first `prefix_length` keys, and those up to its own position."""
+
+    def prefix_lm(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, prefix_length: Any) -> Any:
+        return (kv_idx <= q_idx) | (kv_idx < prefix_length)
+
+    prefix_length = Scalar("prefix_length", "i32", 0, "keys that every query sees", lower=0)
+    return Variant("prefix_lm", mask=prefix_lm, params=[prefix_length])
 
 
 def soft_cap() -> Variant:
     """Scores pass through cap * tanh(score / cap), before the mask (Gemma 2)."""
 
-    def evaluate(
-        score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, logits_soft_cap: float, **_: Any
+    def soft_cap(
+        score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, logits_soft_cap: Any
     ) -> Any:
-        return logits_soft_cap * np.tanh(score / logits_soft_cap)
+        return logits_soft_cap * tanh(score / logits_soft_cap)
 
     cap = Scalar("logits_soft_cap", "f32", 30.0, "bound of the scores", positive=True)
-    text = "logits_soft_cap * fast_tanh(score * (1.0f / logits_soft_cap))"
-    return Variant("soft_cap", logits=Hook("soft cap", text, evaluate), scalars=(cap,))
+    return Variant("soft_cap", logits=soft_cap, params=[cap])
+
+
+def alibi(num_qo_heads: int) -> Variant:
+    """ALiBi (Press, Smith, Lewis, 2022): head h adds slope_h (kv_idx - q_idx) to its scores.
+
+    With p the largest power of two up to `num_qo_heads`, the slopes are 2^(-8 (h + 1) / p); heads
+    from p on take every second slope of 2 p heads.
+
+    Raises:
+        ValueError: num_qo_heads is below 1.
+    """
+    if num_qo_heads < 1:
+        raise ValueError(f"num_qo_heads is {num_qo_heads}; it takes 1 or more")
+
+    def alibi(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, alibi_heads: Any) -> Any:
+        exponent = where(h < alibi_heads, h + 1, h - alibi_heads + 0.5)
+        slope = exp2(-8.0 / alibi_heads * exponent)
+        return score + slope * (kv_idx - q_idx)
+
+    power = 1 << (num_qo_heads.bit_length() - 1)
+    heads = Scalar("alibi_heads", "i32", power, "largest power of two of heads", lower=1)
+    return Variant("alibi", logits=alibi, params=[heads])
+
+
+def document_mask() -> Variant:
+    """A query sees the keys of its own document. Not causal by itself.
+
+    Reads tensor `document` (requests, positions): a number for each position, equal within one
+    document.
+    """
+
+    def document_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, document: Any) -> Any:
+        return document[b, q_idx] == document[b, kv_idx]
+
+    document = Tensor("document", "i32", 2, "(requests, positions), numbers of documents")
+    return Variant("document", mask=document_mask, params=[document])
+
+
+def relative_bias(reach: int) -> Variant:
+    """Scores get a bias that depends on head and distance.
+
+    Reads tensor `bias` (query heads, 2 reach + 1): the bias at distance q_idx - kv_idx is in column
+    q_idx - kv_idx + reach; distances beyond `reach` take the outermost columns.
+
+    Raises:
+        ValueError: reach is negative.
+    """
+
+    def relative_bias(
+        score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, bias: Any, bias_reach: Any
+    ) -> Any:
+        distance = clamp(q_idx - kv_idx, -bias_reach, bias_reach)
+        return score + bias[h, distance + bias_reach]
+
+    columns = Scalar("bias_reach", "i32", reach, "largest distance in the table", lower=0)
+    bias = Tensor("bias", "f32", 2, "(query heads, 2 bias_reach + 1)")
+    return Variant("relative_bias", logits=relative_bias, params=[bias, columns])

@@ -1,7 +1,7 @@
 """A variant: which keys a query sees and what happens to its scores, as named hooks.
 
-A hook is one C++ expression for the kernels and one NumPy function for the CPU executor, over the
-same arguments. Positions are true positions, not indices into a tile:
+A hook is a Python function, traced, or C++ text. Both are functions of true positions, not of
+indices into a tile:
 
     mask    (b, h, q_idx, kv_idx) -> bool           keep the score?
     logits  (score, b, h, q_idx, kv_idx) -> score   on the scaled score, before the mask
@@ -9,95 +9,27 @@ same arguments. Positions are true positions, not indices into a tile:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from cute_attn.abi import UNBOUNDED
-
-_ARGUMENTS = ("score", "b", "h", "q_idx", "kv_idx")
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """A named number that a hook reads; given at run time, so changing it compiles nothing.
-
-    Attributes:
-        name: a C identifier other than the hooks' own arguments.
-        kind: "i32" or "f32".
-        default: value if none is given.
-        comment: printed beside the kernel's parameter.
-        positive: values must be above 0.
-    """
-
-    name: str
-    kind: str
-    default: float | int
-    comment: str
-    positive: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.name.isidentifier() or self.name in _ARGUMENTS:
-            raise ValueError(
-                f"a scalar is called {self.name!r}; it takes a C identifier other than "
-                f"{', '.join(_ARGUMENTS)}"
-            )
-        if self.kind not in ("i32", "f32"):
-            raise ValueError(f"kind of scalar {self.name!r} is {self.kind!r}; it takes i32 or f32")
-        self.check(self.default)
-
-    def check(self, value: float | int) -> None:
-        """Raises ValueError if the scalar cannot have this value."""
-        if self.kind == "i32" and (value != int(value) or not -(1 << 31) <= value < 1 << 31):
-            raise ValueError(f"{self.name} is {value!r}; it takes a 32-bit integer")
-        if self.positive and not value > 0:
-            raise ValueError(f"{self.name} is {value!r}; it must be above 0")
+from cute_attn.variants import analysis, indices
+from cute_attn.variants.band import Band
+from cute_attn.variants.hook import Hook, both, traced
+from cute_attn.variants.interval import Interval
+from cute_attn.variants.parameters import Parameter, join, scalars_of, tensors_of
+from cute_attn.variants.program import ROLES
+from cute_attn.variants.scalar import Scalar
+from cute_attn.variants.show import show
+from cute_attn.variants.tensor import Tensor
 
 
-@dataclass(frozen=True)
-class Hook:
-    """One hook.
-
-    Attributes:
-        name: printed beside the generated function.
-        cpp: C++ expression over the hook's arguments and the variant's scalars.
-        evaluate: the same in NumPy, vectorised: evaluate(*arguments, **scalars).
-    """
-
-    name: str
-    cpp: str
-    evaluate: Callable[..., Any] = field(compare=False, repr=False)
-
-
-@dataclass(frozen=True)
-class Band:
-    """Keys outside q_idx - left <= kv_idx <= q_idx + right are invisible to every head and request.
-
-    The scheduler and the kernels skip KV blocks outside the band. A limit is an int, the name of
-    one of the variant's scalars, or None for no limit.
-    """
-
-    left: int | str | None = None
-    right: int | str | None = None
-
-    def resolve(self, scalars: Mapping[str, float | int]) -> tuple[int, int]:
-        """(left, right) as integers; UNBOUNDED where there is no limit."""
-
-        def limit(value: int | str | None) -> int:
-            if value is None:
-                return UNBOUNDED
-            number = scalars[value] if isinstance(value, str) else value
-            if number < 0:
-                name = value if isinstance(value, str) else "a band limit"
-                raise ValueError(f"{name} is {number}; it takes 0 or more keys")
-            return min(int(number), UNBOUNDED)
-
-        return limit(self.left), limit(self.right)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False)
 class Variant:
-    """A set of hooks with the scalars they read.
+    """A set of hooks with the parameters they read.
 
     Attributes:
         name: goes into kernel names; a C identifier.
@@ -107,27 +39,80 @@ class Variant:
         band: where keys can be visible at all.
         band_is_mask: True if the mask keeps everything inside the band, so that KV blocks that lie
             inside it need no mask code.
+        tensors: run-time tensors of the hooks.
     """
 
     name: str
-    mask: Hook | None = None
-    logits: Hook | None = None
-    scalars: tuple[Scalar, ...] = ()
-    band: Band = Band()
-    band_is_mask: bool = True
+    mask: Hook | None
+    logits: Hook | None
+    scalars: tuple[Scalar, ...]
+    band: Band
+    band_is_mask: bool
+    tensors: tuple[Tensor, ...]
 
-    def __post_init__(self) -> None:
-        if not self.name.isidentifier():
-            raise ValueError(f"variant name must be a C identifier, got {self.name!r}")
-        if self.mask is None and (self.band != Band() or not self.band_is_mask):
-            raise ValueError(f"variant {self.name!r} limits its band but has no mask hook")
-        integers = {s.name for s in self.scalars if s.kind == "i32"}
-        for limit in (self.band.left, self.band.right):
-            if isinstance(limit, str) and limit not in integers:
-                raise ValueError(
-                    f"the band of variant {self.name!r} is limited by {limit!r}, which is none of "
-                    f"its i32 scalars: {sorted(integers) or 'none'}"
+    def __init__(
+        self,
+        name: str,
+        mask: Callable[..., Any] | Hook | None = None,
+        logits: Callable[..., Any] | Hook | None = None,
+        *,
+        params: Sequence[Parameter] = (),
+        band: Band | None = None,
+        band_is_mask: bool | None = None,
+    ) -> None:
+        """Traces the functions.
+
+        Args:
+            name: a C identifier.
+            mask: Python function of (b, h, q_idx, kv_idx) and parameters, traced now, or a `Hook`.
+            logits: the same of (score, b, h, q_idx, kv_idx).
+            params: scalars and tensors that the hooks read. Traced functions may also declare
+                scalars: a further parameter with a default number is one.
+            band: of a mask in C++: where keys can be visible, by default everywhere. That of a
+                traced mask is derived from it.
+            band_is_mask: of a mask in C++: whether it keeps everything inside the band, by default
+                False.
+
+        Raises:
+            TraceError: a function cannot be traced.
+            TypeError, ValueError: naming the argument.
+        """
+        if not name.isidentifier() or not name.isascii():
+            raise ValueError(f"variant name must be a C identifier, got {name!r}")
+        for p in params:
+            if not isinstance(p, (Scalar, Tensor)):
+                raise TypeError(
+                    f"params of variant {name!r} has a {type(p).__name__}; it takes Scalar, Tensor"
                 )
+        parameters = join((), tuple(params))
+        hooks: dict[str, Hook | None] = {}
+        for role, given in (("mask", mask), ("logits", logits)):
+            hook = hooks[role] = _hook(name, role, given, parameters)
+            if hook is not None and hook.program is not None:
+                parameters = join(parameters, hook.program.parameters)
+        bands = _bands(name, hooks["mask"], parameters, band, band_is_mask)
+        self._set(name, hooks["mask"], hooks["logits"], parameters, *bands)
+
+    def _set(
+        self,
+        name: str,
+        mask: Hook | None,
+        logits: Hook | None,
+        parameters: tuple[Parameter, ...],
+        band: Band,
+        band_is_mask: bool,
+    ) -> Variant:
+        scalars, tensors = scalars_of(parameters), tensors_of(parameters)
+        values = (name, mask, logits, scalars, band, band_is_mask, tensors)
+        for field, value in zip(self.__dataclass_fields__, values, strict=True):
+            object.__setattr__(self, field, value)
+        return self
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        if not self.tensors:
+            del shown["tensors"]
+        return f"Variant({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def values(self, given: Mapping[str, float | int] | None = None) -> dict[str, float | int]:
         """Scalar values: defaults overlaid with `given`; unknown names and bad values raise."""
@@ -140,47 +125,169 @@ class Variant:
             scalar.check(values[scalar.name])
         return values
 
+    def arrays(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Tensors by name: those captured overlaid with `given`.
+
+        Raises:
+            TypeError, ValueError: unknown or missing names, wrong dtypes and shapes.
+        """
+        given = dict(given or {})
+        arrays = {}
+        for t in self.tensors:
+            default = None if t.captured is None else t.captured.tensor
+            arrays[t.name] = given.pop(t.name, default)
+            if arrays[t.name] is None:
+                raise ValueError(f"variant {self.name!r} reads tensor {t.name!r}: give it")
+            t.check(arrays[t.name])
+        if given:
+            known = [t.name for t in self.tensors] or "none"
+            raise ValueError(f"variant {self.name!r} has no tensor {list(given)}; it has: {known}")
+        return arrays
+
+    def check_indices(
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        leaves: Mapping[str, Interval],
+        scalars: Mapping[str, float | int],
+    ) -> None:
+        """Raises IndexError if a hook may read outside a tensor; see `indices.check`."""
+        left, right = self.band.resolve(scalars)
+        for hook in (self.mask, self.logits):
+            for part in (hook.parts or (hook,)) if hook is not None else ():
+                if part.program is not None:
+                    points = {name: (float(v), float(v)) for name, v in scalars.items()}
+                    indices.check(part.program, shapes, {**points, **leaves}, (-right, left))
+
+    def classify(
+        self,
+        q_idx: tuple[Any, Any],
+        kv_idx: tuple[Any, Any],
+        scalars: Mapping[str, float | int] | None = None,
+        *,
+        b: tuple[Any, Any] | None = None,
+        h: tuple[Any, Any] | None = None,
+    ) -> Any:
+        """Which rectangles of scores the mask lets through.
+
+        Args:
+            q_idx, kv_idx: first and last positions of the rectangles, integer arrays that
+                broadcast.
+            scalars: values; defaults where not given.
+            b, h: first and last request and query head, by default all.
+
+        Returns:
+            int8 array: `analysis.EMPTY` (0), `PARTIAL` (1: some, or not known) or `FULL` (2).
+        """
+        values = self.values(scalars)
+        leaves: dict[str, Interval] = {"q_idx": _floats(q_idx), "kv_idx": _floats(kv_idx)}
+        for name, limits in (("b", b), ("h", h)):
+            if limits is not None:
+                leaves[name] = _floats(limits)
+        if self.mask is not None and self.mask.program is not None:
+            leaves.update({name: (float(v), float(v)) for name, v in values.items()})
+            return analysis.classify(self.mask.program.result, leaves)
+        return self._classify_by_band(leaves, values)
+
+    def _classify_by_band(
+        self, leaves: Mapping[str, Interval], values: Mapping[str, float | int]
+    ) -> Any:
+        left, right = (
+            np.inf if limit == UNBOUNDED else float(limit) for limit in self.band.resolve(values)
+        )
+        (q_first, q_last), (kv_first, kv_last) = leaves["q_idx"], leaves["kv_idx"]
+        outside = (kv_last < q_first - left) | (kv_first > q_last + right)
+        inside = (kv_first >= q_last - left) & (kv_last <= q_first + right)
+        full = inside & (self.mask is None or self.band_is_mask)
+        kind = np.where(full, analysis.FULL, analysis.PARTIAL)
+        return np.where(outside, analysis.EMPTY, kind).astype(np.int8)
+
+    def bake(self, **scalars: float | int) -> Variant:
+        """With constants of the kernel in the place of scalars: another value is another kernel,
+        which may be faster (a division by a constant is a multiplication or a shift).
+
+        Raises:
+            ValueError: unknown names, values that a scalar cannot have, C++ text that reads one.
+        """
+        values = {name: self.values(scalars)[name] for name in scalars}
+        mask, logits = (None if x is None else x.bake(values) for x in (self.mask, self.logits))
+        left = tuple(s for s in self.scalars if s.name not in values)
+        parameters = join(left, self.tensors)
+        bands = self.band.bake(values), self.band_is_mask
+        if mask is not None and mask.program is not None:
+            bands = _bands(self.name, mask, parameters, None, None)
+        return Variant.__new__(Variant)._set(self.name, mask, logits, parameters, *bands)
+
+    def show(self) -> str:
+        """What became of it, as text: its scalars, the band derived from the mask, and of each hook
+        the traced program, its C++ and how many operations of which class it costs.
+        """
+        return show(self)
+
     def __and__(self, other: Variant) -> Variant:
         """Both: a key must pass both masks; only one of the two may transform logits."""
         if self.logits and other.logits:
             raise ValueError(f"{self.name!r} and {other.name!r} both transform logits")
-        return Variant(
-            name=f"{self.name}_{other.name}",
-            mask=_both(self.mask, other.mask),
-            logits=self.logits or other.logits,
-            scalars=_join(self.scalars, other.scalars),
-            band=Band(
-                _tighter(self.band.left, other.band.left),
-                _tighter(self.band.right, other.band.right),
-            ),
-            band_is_mask=self.band_is_mask and other.band_is_mask,
+        name, mask = f"{self.name}_{other.name}", both(self.mask, other.mask)
+        parameters = join(join(self.scalars, other.scalars), join(self.tensors, other.tensors))
+        bands = self.band & other.band, self.band_is_mask and other.band_is_mask
+        if mask is not None and mask.program is not None:
+            bands = _bands(name, mask, parameters, None, None)
+        new = Variant.__new__(Variant)
+        return new._set(name, mask, self.logits or other.logits, parameters, *bands)
+
+
+def _floats(limits: tuple[Any, Any]) -> Interval:
+    first, last = (np.asarray(x, np.float64) for x in limits)
+    return first, last
+
+
+def _hook(
+    name: str,
+    role: str,
+    given: Callable[..., Any] | Hook | None,
+    parameters: tuple[Parameter, ...],
+) -> Hook | None:
+    if given is None:
+        return None
+    if isinstance(given, Hook):
+        for part in given.parts or (given,):
+            if part.program is not None and part.program.role != role:
+                raise ValueError(
+                    f"the {role} of variant {name!r} is hook {given.name!r}, which was traced as"
+                    f" {part.program.role}"
+                )
+        return given
+    if not callable(given):
+        raise TypeError(
+            f"the {role} of variant {name!r} is a {type(given).__name__}; it takes a function of"
+            f" ({', '.join(ROLES[role])}) or a Hook of C++ text"
         )
+    return traced(role, given, parameters)
 
 
-def _join(a: tuple[Scalar, ...], b: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
-    names = {s.name: s for s in a}
-    for s in b:
-        if names.setdefault(s.name, s) != s:
-            raise ValueError(f"two different scalars are called {s.name!r}")
-    return tuple(names.values())
-
-
-def _both(a: Hook | None, b: Hook | None) -> Hook | None:
-    if a is None or b is None:
-        return a or b
-    first, second = a, b
-
-    def evaluate(*arguments: Any, **scalars: Any) -> Any:
-        return first.evaluate(*arguments, **scalars) & second.evaluate(*arguments, **scalars)
-
-    return Hook(f"{a.name} and {b.name}", f"({a.cpp}) && ({b.cpp})", evaluate)
-
-
-def _tighter(a: int | str | None, b: int | str | None) -> int | str | None:
-    if a is None or b is None:
-        return a if b is None else b
-    if isinstance(a, int) and isinstance(b, int):
-        return min(a, b)
-    if a == b:
-        return a
-    raise ValueError(f"cannot tell which band limit is tighter: {a!r} or {b!r}")
+def _bands(
+    name: str,
+    mask: Hook | None,
+    parameters: tuple[Parameter, ...],
+    band: Band | None,
+    band_is_mask: bool | None,
+) -> tuple[Band, bool]:
+    """The band of a mask, and whether it is all of the mask."""
+    if mask is None or mask.program is not None:
+        if band is not None or band_is_mask is not None:
+            why = "has no mask hook" if mask is None else "derives it from its traced mask"
+            raise ValueError(f"variant {name!r} is given a band but {why}")
+        if mask is None:
+            return Band(), True
+        assert mask.program is not None
+        with mask.program.scalars_known():
+            known = analysis.band_of(mask.program.result)
+        return known.band, known.exact
+    band = band or Band()
+    integers = {s.name for s in scalars_of(parameters) if s.kind == "i32"}
+    if unknown := band.scalars() - integers:
+        raise ValueError(
+            f"the band of variant {name!r} is limited by {sorted(unknown)[0]!r}, which is none of "
+            f"its i32 scalars: {sorted(integers) or 'none'}"
+        )
+    return band, bool(band_is_mask)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from cute_attn import BlockTableKV, PagedKV, RaggedKV
+from cute_attn import BlockTableKV, PagedKV, RaggedKV, Variant
 from cute_attn.abi import PlanLayout
 from cute_attn.api.tensor_maps import kv_map
 from cute_attn.scheduler import ARRIVALS_BYTES
+from cute_attn.variants import Tensor
 
 BF16 = torch.bfloat16
 
@@ -209,6 +210,41 @@ def test_scalars_reach_the_block_and_revert(fake_gpu: Any) -> None:
         assert fake_gpu.launches[-1].params["logits_soft_cap"] == expected
     # After a logits hook the scores are scaled already.
     assert fake_gpu.launches[-1].params["scale_log2"] == pytest.approx(math.log2(math.e))
+
+
+def with_bias() -> Variant:
+    def biased(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, bias: Any) -> Any:
+        return score + bias[h, (q_idx - kv_idx) % 16]
+
+    return Variant("biased", logits=biased, params=[Tensor("bias", "f32", 2)])
+
+
+def test_tensors_reach_the_block(fake_gpu: Any) -> None:
+    batch = fake_gpu.batch(8, 2, 128, variant=with_bias())
+    first, second = torch.zeros(8, 20)[:, :16], torch.ones(9, 16)
+    batch.plan([0, 1], RaggedKV([0, 10]), tensors={"bias": first})
+    q, k = zeros(1, 8, 128), zeros(10, 2, 128)
+    for given, tensor in ((None, first), ({"bias": second}, second), (None, first)):
+        batch.run(q, k, k, tensors=given)
+        params = fake_gpu.launches[-1].params
+        assert params["bias"] == tensor.data_ptr()
+        assert params["bias_stride_0"] == tensor.stride(0)
+        assert (params["bias_size_0"], params["bias_size_1"]) == tuple(tensor.shape)
+    with pytest.raises(IndexError, match="index 1 is between 0 and 9"):
+        batch.run(q, k, k, tensors={"bias": first[:, :8]})
+    assert len(fake_gpu.launches) == 3
+
+
+def test_captured_graphs_keep_their_tensors(fake_gpu: Any) -> None:
+    batch = fake_gpu.batch(8, 2, 128, cuda_graph=True, max_requests=8, variant=with_bias())
+    bias, q, k = torch.zeros(8, 16), zeros(1, 8, 128), zeros(10, 2, 128)
+    batch.plan([0, 1], RaggedKV([0, 10]), tensors={"bias": bias})
+    fake_gpu.capturing = True
+    batch.run(q, k, k)
+    fake_gpu.capturing = False
+    batch.plan([0, 1], RaggedKV([0, 9]), tensors={"bias": bias})
+    with pytest.raises(ValueError, match=r"tensor 'bias' is another one than a captured graph"):
+        batch.plan([0, 1], RaggedKV([0, 10]), tensors={"bias": torch.zeros(8, 16)})
 
 
 def test_graph_mode_keeps_kernel_and_addresses(fake_gpu: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from cute_attn.codegen.attention_params import attention_params
-from cute_attn.codegen.hooks import cpp_hooks
+from cute_attn.codegen.hooks import cpp_hooks, number_lines
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.source import INCLUDE_DIR
 from cute_attn.runtime import CompileRequest, compile_source
@@ -31,7 +31,7 @@ def test_a_user_hook_compiles_and_is_inlined() -> None:
     variant = Variant(
         "alibi",
         logits=Hook("ALiBi", "score + slope * (kv_idx - q_idx)", lambda *_, **__: None),
-        scalars=(slope,),
+        params=[slope],
     )
     params = attention_params(tma=False, paged=False, variant=variant)
     source = f"""
@@ -39,7 +39,7 @@ def test_a_user_hook_compiles_and_is_inlined() -> None:
 #include <cute_attn/softmax.hpp>
 using Element = unsigned short;
 {cpp_struct(params)}
-{cpp_hooks(variant)}
+{number_lines(cpp_hooks(variant))}
 extern "C" __global__ void k(const __grid_constant__ Params params) {{
   params.lse[threadIdx.x] = variant_logits(params, params.lse[threadIdx.x], 0, 1, 2, threadIdx.x);
 }}

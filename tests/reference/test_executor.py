@@ -243,12 +243,10 @@ def test_tensors_and_scale() -> None:
 
 
 def test_hooks_see_heads_requests_and_positions() -> None:
-    from cute_attn.variants import Hook
-
-    def evaluate(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, **_: Any) -> Any:
+    def biased(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, **_: Any) -> Any:
         return score - 0.1 * (h + 1) * abs(q_idx - kv_idx) + b
 
-    alibi = Variant("alibi_like", logits=Hook("alibi", "", evaluate))
+    alibi = Variant("alibi_like", logits=biased)
     case = random_case("paged_3", np.array([30, 50]), 1, (8, 8), seed=8)
     q = np.random.default_rng(8).standard_normal((7, 2, 8))
     plan = make_plan(case, np.array([3, 4]), Geometry(16, 16, 2, 1), 5)

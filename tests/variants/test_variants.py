@@ -90,17 +90,17 @@ def test_combination() -> None:
     mixed = causal() & odd
     assert not mixed.band_is_mask
     assert np.array_equal(mask(mixed), (KV <= Q) & (KV % 2 == 1))
-    narrow = Variant("narrow", causal().mask, band=Band(left=3, right=5))
+    text = Hook("narrow", "kv_idx >= q_idx - 3 && kv_idx <= q_idx + 5")
+    narrow = Variant("narrow", text, band=Band(left=3, right=5), band_is_mask=True)
     assert (narrow & causal()).band == Band(left=3, right=0)
+    assert (narrow & causal()).band_is_mask
 
 
 def test_what_cannot_be_combined() -> None:
     with pytest.raises(ValueError, match="both transform logits"):
         soft_cap() & soft_cap()
-    with pytest.raises(ValueError, match="which band limit is tighter"):
-        sliding_window() & Variant("narrow", causal().mask, band=Band(left=3))
-    other = Variant("other", scalars=(Scalar("window_left", "i32", 5, "something else"),))
-    with pytest.raises(ValueError, match="two different scalars are called 'window_left'"):
+    other = Variant("other", params=[Scalar("window_left", "i32", 5, "something else")])
+    with pytest.raises(ValueError, match="two different parameters are called 'window_left'"):
         sliding_window() & other
 
 
@@ -121,7 +121,9 @@ def test_bad_variants() -> None:
     with pytest.raises(ValueError, match="has no mask hook"):
         Variant("x", band=Band(right=0))
     with pytest.raises(ValueError, match="limited by 'size', which is none"):
-        Variant("x", mask=causal().mask, band=Band(left="size"))
+        Variant("x", mask=Hook("all", "true"), band=Band(left="size"))
+    with pytest.raises(ValueError, match="'x' is given a band but derives it from its traced mask"):
+        Variant("x", mask=causal().mask, band=Band(left=3))
     with pytest.raises(ValueError, match="'kv_idx'"):
         Scalar("kv_idx", "i32", 0, "")
     with pytest.raises(ValueError, match="'f64'"):

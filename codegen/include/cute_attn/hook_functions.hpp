@@ -1,0 +1,62 @@
+// Functions that traced hooks call, beside CUDA's own and those of softmax.hpp: the fast ones of
+// float32, and integer division as Python has it.
+#pragma once
+
+#include <cute_attn/softmax.hpp>
+
+#include <cute/config.hpp>
+
+namespace cute_attn {
+
+CUTE_DEVICE float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+CUTE_DEVICE float fast_exp(float x) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  return exp2_approx(x * kLog2E);
+}
+
+CUTE_DEVICE float fast_sigmoid(float x) { return fast_reciprocal(1.f + fast_exp(-x)); }
+
+CUTE_DEVICE float fast_sqrt(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// x ** y for x >= 0.
+CUTE_DEVICE float fast_pow(float x, float y) { return exp2_approx(y * __log2f(x)); }
+
+// x less whole turns, in [-pi, pi], where the hardware's sine is good to 2^-21: for |x| below 1e5
+// the two parts of 2 pi lose no more than that.
+CUTE_DEVICE float within_a_turn(float x) {
+  constexpr float kTurns = 0.15915494309189535f;
+  constexpr float kTurnHigh = 6.28125f;                // few bits: its multiples are exact
+  constexpr float kTurnLow = 1.9353071795864769e-03f;  // 2 pi - kTurnHigh
+  float const turns = rintf(x * kTurns);
+  return fmaf(-turns, kTurnLow, fmaf(-turns, kTurnHigh, x));
+}
+
+CUTE_DEVICE float fast_sin(float x) { return __sinf(within_a_turn(x)); }
+CUTE_DEVICE float fast_cos(float x) { return __cosf(within_a_turn(x)); }
+
+// a // b and a % b: rounded down, the remainder has the sign of b.
+CUTE_DEVICE int floor_div(int a, int b) {
+  int const quotient = a / b;
+  return quotient - (a % b != 0 && (a ^ b) < 0);
+}
+CUTE_DEVICE int floor_mod(int a, int b) {
+  int const remainder = a % b;
+  return remainder != 0 && (remainder ^ b) < 0 ? remainder + b : remainder;
+}
+
+// An index within [0, size); one that is not becomes the last: hooks are also called for positions
+// behind the last key or query.
+CUTE_DEVICE int64_t within(int index, int size) {
+  return int64_t(min(unsigned(index), unsigned(size - 1)));
+}
+
+}  // namespace cute_attn

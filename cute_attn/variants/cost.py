@@ -1,0 +1,47 @@
+"""How many instructions a traced hook costs, by class and by how often they run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from cute_attn.variants.expression import Expression
+from cute_attn.variants.operations import FP32, INT, MUFU, OPERATIONS
+
+LOAD = "LOAD"
+CLASSES = (FP32, MUFU, INT, LOAD)
+OFTEN = ("score", "row", "launch")
+"""Per score; per query row and head, where a value does not depend on the key; per launch."""
+
+_PER_SCORE = frozenset({"score", "kv_idx"})
+
+
+def operations(root: Expression) -> dict[str, Counter[str]]:
+    """Instructions by class, for each of OFTEN. Estimates: the compiler fuses and hoists."""
+    total: dict[str, Counter[str]] = {often: Counter() for often in OFTEN}
+    for node in root.walk():
+        if node.is_leaf:
+            continue
+        often = "launch" if node.is_uniform else "row"
+        total["score" if node.reads & _PER_SCORE else often].update(_cost(node))
+    return total
+
+
+def _cost(node: Expression) -> Mapping[str, int]:
+    if node.op == "load":
+        return {LOAD: 1, INT: 2 * len(node.args)}
+    row = OPERATIONS[node.op]
+    divisor = node.args[-1]
+    if node.op == "div" and divisor.is_uniform and not node.is_uniform:
+        return {FP32: 1}  # times the reciprocal
+    if node.op in ("floordiv", "mod") and divisor.is_constant:
+        power_of_two = int(divisor.value).bit_count() == 1
+        return {INT: 1 if power_of_two else 4}  # or times a magic number
+    if row.cost is not None:
+        return row.cost
+    return {FP32 if any(x.kind == "f32" for x in node.args) else INT: 1}
+
+
+def in_words(counts: Mapping[str, int]) -> str:
+    """As "2 FP32, 1 MUFU"; "none"."""
+    return ", ".join(f"{counts[c]} {c}" for c in CLASSES if counts.get(c)) or "none"

@@ -1,0 +1,192 @@
+"""Prints an expression as the C++ of a hook.
+
+One statement a line: what the user gave a name has that name, what is used twice gets one, and so
+does what would make a line too long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from cute_attn.variants.domain import bounds
+from cute_attn.variants.expression import ARGUMENTS, Expression
+from cute_attn.variants.operations import (
+    AND,
+    ATOM,
+    BIT_AND,
+    CHOICE,
+    EQUALITY,
+    OPERATIONS,
+    OR,
+    PRODUCT,
+    SHIFT,
+    UNARY,
+)
+
+CPP_TYPES = {"bool": "bool", "i32": "int", "f32": "float"}
+
+HEADER_FUNCTIONS = frozenset(
+    {
+        "fast_exp", "fast_sigmoid", "fast_sqrt", "fast_sin", "fast_cos", "fast_pow", "floor_div",
+        "floor_mod", "within",
+    }
+)  # fmt: skip
+"""Those of `cute_attn/hook_functions.hpp`."""
+
+_LONGEST = 80
+
+_KEYWORDS = """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const
+    const_cast constexpr continue decltype default delete do double dynamic_cast else enum explicit
+    export extern false float for friend goto if inline int long mutable namespace new noexcept not
+    not_eq nullptr operator or or_eq private protected public register reinterpret_cast return short
+    signed sizeof static static_assert static_cast struct switch template this thread_local throw
+    true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor
+    xor_eq
+"""
+_OURS = """
+    params abs min max fabsf fminf fmaxf floorf ceilf truncf rintf rsqrtf erff fast_tanh exp2_approx
+    neg_infinity
+"""
+_RESERVED = HEADER_FUNCTIONS.union(_KEYWORDS.split(), _OURS.split())
+
+
+def literal(node: Expression) -> str:
+    """A constant."""
+    value = node.value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value) if value > -(1 << 31) else "(-2147483647 - 1)"
+    number = np.float32(value)
+    if np.isinf(number):
+        return "neg_infinity()" if number < 0 else "-neg_infinity()"
+    return f"{number!s}f"
+
+
+def cpp_body(root: Expression, names: Mapping[Expression, str] | None = None) -> str:
+    """The body of a function that returns `root`: one expression, or statements.
+
+    Arguments and scalars are under their own names.
+
+    Args:
+        root: the expression.
+        names: names for some of its nodes.
+    """
+    return _Printer(root, names or {}).text()
+
+
+def cpp_expression(root: Expression) -> str:
+    """`root` as one expression, however long."""
+    return _Printer(root, {}, longest=None).text()
+
+
+class _Printer:
+    def __init__(
+        self, root: Expression, names: Mapping[Expression, str], longest: int | None = _LONGEST
+    ) -> None:
+        self.root = root
+        self.longest = longest
+        self.uses = Counter(x for node in root.walk() for x in node.args)
+        self.wanted = names
+        self.taken = set(_RESERVED) | root.reads | set(ARGUMENTS)
+        self.statements: list[str] = []
+        self.named: set[Expression] = set()
+        self.printed: dict[Expression, tuple[str, int]] = {}
+
+    def text(self) -> str:
+        for node in self.root.walk():
+            self.printed[node] = self._print(node)
+            while self._is_long(node) and (operand := self._longest_operand(node)):
+                self._give_name(operand)
+                self.printed[node] = self._print(node)
+            if node is not self.root and not node.is_leaf and self._wants_name(node):
+                self._give_name(node)
+        result = self.printed[self.root][0]
+        return "\n".join([*self.statements, f"return {result};"]) if self.statements else result
+
+    def _is_long(self, node: Expression) -> bool:
+        return self.longest is not None and len(self.printed[node][0]) > self.longest
+
+    def _wants_name(self, node: Expression) -> bool:
+        return self.longest is not None and (node in self.wanted or self.uses[node] > 1)
+
+    def _longest_operand(self, node: Expression) -> Expression | None:
+        """The operand that takes most room; None if all are names already."""
+        compound = [x for x in node.args if not x.is_leaf and x not in self.named]
+        return max(compound, key=lambda x: len(self.printed[x][0]), default=None)
+
+    def _give_name(self, node: Expression) -> None:
+        name = self._name(self.wanted.get(node))
+        self.statements.append(f"{CPP_TYPES[node.kind]} const {name} = {self.printed[node][0]};")
+        self.printed[node] = name, ATOM
+        self.named.add(node)
+
+    def _name(self, wanted: str | None) -> str:
+        if wanted is not None and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", wanted):
+            name = wanted
+            while name in self.taken:
+                name += "_"
+        else:
+            name = next(n for i in range(len(self.taken) + 1) if (n := f"t{i}") not in self.taken)
+        self.taken.add(name)
+        return name
+
+    def _operand(self, node: Expression, least: int) -> str:
+        text, precedence = self.printed[node]
+        return text if precedence >= least else f"({text})"
+
+    def _print(self, node: Expression) -> tuple[str, int]:
+        """Text and precedence of one node, over its operands' texts."""
+        if node.is_constant:
+            text = literal(node)
+            return text, UNARY if text.startswith("-") else ATOM
+        if node.is_leaf:
+            return str(node.value), ATOM
+        if node.op == "div" and node.args[1].is_uniform:
+            return self._division(*node.args)
+        if node.op in ("floordiv", "mod") and (plain := self._plain_division(node)):
+            return plain
+        if node.op == "load":
+            indices = (self.printed[x][0] for x in node.args)
+            return f"{node.value}({', '.join(['params', *indices])})", ATOM
+        row = OPERATIONS[node.op]
+        template = row.cpp.get(node.args[-1].kind) or row.cpp[""]
+        own = row.precedence
+        if own == ATOM:  # a call
+            return template.format(*(self.printed[x][0] for x in node.args)), ATOM
+        of_logic = own == EQUALITY and node.args[0].kind == "bool"
+        if own in (AND, OR, SHIFT) or OR < own <= BIT_AND or of_logic:  # an order few know
+            leasts = [UNARY] * len(node.args)
+        elif own == UNARY:
+            leasts = [ATOM]  # no "--x"
+        elif own == CHOICE:
+            leasts = [CHOICE + 1] * 3
+        else:
+            leasts = [own, own + 1]
+        operands = [self._operand(*x) for x in zip(node.args, leasts, strict=True)]
+        return template.format(*operands), own
+
+    def _division(self, x: Expression, y: Expression) -> tuple[str, int]:
+        """By what is the same for every score: its reciprocal is computed once."""
+        divisor = self._operand(y, PRODUCT + 1)
+        if x.is_uniform:
+            return f"{self._operand(x, PRODUCT)} / {divisor}", PRODUCT
+        return f"{self._operand(x, PRODUCT)} * (1.0f / {divisor})", PRODUCT
+
+    def _plain_division(self, node: Expression) -> tuple[str, int] | None:
+        """Rounded down as in Python, where C++'s own operators do that."""
+        x, y = node.args
+        if y.is_constant and (number := int(y.value)) > 0 and number & (number - 1) == 0:
+            left = self._operand(x, UNARY)
+            if node.op == "mod":
+                return f"{left} & {number - 1}", BIT_AND
+            return f"{left} >> {number.bit_length() - 1}", SHIFT
+        if bounds(x)[0] >= 0 and bounds(y)[0] > 0:
+            symbol = "/" if node.op == "floordiv" else "%"
+            return f"{self._operand(x, PRODUCT)} {symbol} {self._operand(y, PRODUCT + 1)}", PRODUCT
+        return None

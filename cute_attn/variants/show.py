@@ -1,0 +1,95 @@
+"""What became of a variant, as text: scalars, band, traced programs, C++, operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from cute_attn.variants.band import Limit, as_expression
+from cute_attn.variants.cost import OFTEN, in_words, operations
+from cute_attn.variants.expression import Expression
+from cute_attn.variants.hook import Hook
+from cute_attn.variants.printer import cpp_expression, literal
+from cute_attn.variants.program import ROLES, Program
+from cute_attn.variants.scalar import Scalar
+from cute_attn.variants.tensor import Tensor
+
+if TYPE_CHECKING:
+    from cute_attn.variants.variant import Variant
+
+
+def show(variant: Variant) -> str:
+    """See `Variant.show`."""
+    lines = [f"variant {variant.name}"]
+    for s in variant.scalars:
+        lines.append(f"  scalar {s.name}: {s.kind} = {s.default}{_limits(s)}" + _comment(s))
+    for t in variant.tensors:
+        lines.append(f"  tensor {t.name}: {t.kind}, {t.dims} dims" + _comment(t))
+    lines += _band(variant)
+    for role in ROLES:
+        hook = getattr(variant, role)
+        if hook is not None:
+            lines += ["", *_hook(role, hook)]
+    return "\n".join(lines)
+
+
+def _limits(s: Scalar) -> str:
+    found = ["above 0"] if s.positive else []
+    found += [f"{s.lower} or more"] if s.lower is not None else []
+    found += [f"{s.upper} or less"] if s.upper is not None else []
+    return f", {', '.join(found)}" if found else ""
+
+
+def _comment(s: Scalar | Tensor) -> str:
+    return f"  ({s.comment})" if s.comment else ""
+
+
+def _band(variant: Variant) -> list[str]:
+    if variant.mask is None:
+        return ["  every key of the request is visible"]
+    left, right = variant.band.left, variant.band.right
+    if left is None and right is None:
+        return ["  band: no limits"]
+    lower = [] if left is None else [f"q_idx{_offset(left, '-')} <="]
+    upper = [] if right is None else [f"<= q_idx{_offset(right, '+')}"]
+    all_of_it = "all of the mask" if variant.band_is_mask else "inside it the mask decides"
+    return [f"  band: {' '.join([*lower, 'kv_idx', *upper])}; {all_of_it}"]
+
+
+def _offset(limit: Limit, sign: str) -> str:
+    if limit == 0:
+        return ""
+    text = cpp_expression(as_expression(limit))
+    return f" {sign} {text}" if text.isidentifier() or text.isdigit() else f" {sign} ({text})"
+
+
+def _hook(role: str, hook: Hook) -> Iterator[str]:
+    yield f"{role}({', '.join(ROLES[role])}): {hook.name}"
+    if hook.program is not None:
+        yield "  traced"
+        yield from (f"    {line}" for line in _steps(hook.program))
+    for part in hook.parts or (hook,):
+        written = f"  C++, written by hand ({part.name})" if part.is_text else "  C++"
+        yield written
+        body = part.cpp if part.has_statements else f"return {part.cpp.strip()};"
+        yield from (f"    {line}" for line in body.split("\n"))
+    if hook.program is not None:
+        counts = operations(hook.program.result)
+        for often in OFTEN:
+            if counts[often] or often == "score":
+                yield f"  operations per {often}: {in_words(counts[often])}"
+
+
+def _steps(program: Program) -> Iterator[str]:
+    """One operation a line."""
+    names: dict[Expression, str] = {}
+    for node in program.result.walk():
+        if node.is_leaf:
+            names[node] = literal(node) if node.is_constant else str(node.value)
+            continue
+        own = program.names.get(node)
+        names[node] = own or f"%{sum(not n.is_leaf for n in names)}"
+        operands = ", ".join(names[x] for x in node.args)
+        value = f"{node.value}[{operands}]" if node.op == "load" else f"{node.op}({operands})"
+        yield f"{names[node]}: {node.kind} = {value}"
+    yield f"return {names[program.result]}"

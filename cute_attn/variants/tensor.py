@@ -1,0 +1,79 @@
+"""`Tensor`: a tensor parameter of a variant, which hooks index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cute_attn.variants.expression import ARGUMENTS
+
+_DTYPES = {"float32": "f32", "int32": "i32", "bool": "bool"}
+_MOST_DIMS = 4
+
+
+class Captured:
+    """A tensor that a function had in its hands when it was traced; equal if it is the same."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Captured) and other.tensor is self.tensor
+
+    def __hash__(self) -> int:
+        return id(self.tensor)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor that hooks read by integer indices; given at run time.
+
+    An index outside the tensor reads the last element of its dimension: kernels also look at
+    positions that belong to no key.
+
+    Attributes:
+        name: a C identifier other than the hooks' own arguments.
+        kind: of its elements: "f32", "i32" or "bool".
+        dims: number of dimensions, 1 to 4.
+        comment: printed beside the kernel's parameter, e.g. its shape.
+        captured: the tensor that is taken if none is given.
+    """
+
+    name: str
+    kind: str
+    dims: int
+    comment: str = ""
+    captured: Captured | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or not self.name.isascii() or self.name in ARGUMENTS:
+            raise ValueError(
+                f"a tensor is called {self.name!r}; it takes a C identifier other than "
+                f"{', '.join(ARGUMENTS)}"
+            )
+        if self.kind not in _DTYPES.values():
+            raise ValueError(
+                f"kind of tensor {self.name!r} is {self.kind!r}; it takes f32, i32 or bool"
+            )
+        if not 1 <= self.dims <= _MOST_DIMS:
+            raise ValueError(f"tensor {self.name!r} has {self.dims} dims; it takes 1 to 4")
+
+    def check(self, value: Any) -> None:
+        """Raises TypeError, ValueError if `value` (an array or tensor) cannot be it."""
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        if shape is None or dtype is None:
+            raise TypeError(
+                f"{self.name} is a {type(value).__name__}; it takes a tensor of {self.dims} dims"
+            )
+        if kind_of_elements(value) != self.kind:
+            takes = next(name for name, kind in _DTYPES.items() if kind == self.kind)
+            raise TypeError(f"{self.name} has dtype {dtype}; it takes {takes}")
+        if len(shape) != self.dims or 0 in shape:
+            raise ValueError(
+                f"{self.name} has shape {tuple(shape)}; it takes {self.dims} dims, none empty"
+            )
+
+
+def kind_of_elements(value: Any) -> str | None:
+    """Kind of an array's or tensor's elements; None if there is none for its dtype."""
+    return _DTYPES.get(str(value.dtype).split(".")[-1])

@@ -1,0 +1,295 @@
+"""Variants and, for each, a dense formula in float64 that knows no `Variant`; run on any device."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from cute_attn import (
+    BatchAttention,
+    KernelSpec,
+    PagedKV,
+    Problem,
+    RaggedKV,
+    Variant,
+    alibi,
+    causal,
+    choose,
+    chunked_local,
+    document_mask,
+    prefix_lm,
+    relative_bias,
+    sliding_window,
+    soft_cap,
+)
+from cute_attn.api.dispatch import tiles_per_sm
+from cute_attn.scheduler.constants import H200
+from cute_attn.variants import Hook, Scalar, Tensor
+
+HEADS, KV_HEADS, DIM, LONGEST = 8, 2, 64, 400
+LENGTHS = {
+    "prefill": ([300, 130], [300, 130]),
+    "append": ([90, 33, 129], [400, 333, 129]),
+    "decode": ([1, 1, 1], [400, 1, 138]),
+}
+"""(q_len, kv_len) of the requests."""
+
+Dense = Callable[..., Any]
+
+
+@dataclass
+class VariantCase:
+    """A variant.
+
+    Attributes:
+        variant: the program.
+        keep: the mask of the dense formula, of (b, h, i, j); None: all.
+        bend: the score of it, of (s, b, h, i, j); None: as it is.
+        scalars, tensors: of the variant.
+    """
+
+    variant: Variant
+    keep: Dense | None = None
+    bend: Dense | None = None
+    scalars: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def random(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _slopes(heads: int) -> torch.Tensor:
+    """As in the ALiBi paper: a list for powers of two, extended for others."""
+
+    def power(n: int) -> list[float]:
+        start = 2.0 ** (-8.0 / n)
+        return [start ** (i + 1) for i in range(n)]
+
+    closest = 2 ** (heads.bit_length() - 1)
+    slopes = power(closest) + power(2 * closest)[0::2][: heads - closest]
+    return torch.tensor(slopes, dtype=torch.float64)[:, None, None]
+
+
+def every_third(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, step: Any) -> Any:
+    return (kv_idx <= q_idx) & ((q_idx - kv_idx) % step == 0)
+
+
+def global_heads(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (kv_idx <= q_idx) & ((h < 2) | (kv_idx > q_idx - 50) | (b == 1))
+
+
+def flex(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return torch.where(q_idx >= kv_idx, score - 0.01 * (q_idx - kv_idx), -torch.inf)
+
+
+def curved(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    bent = torch.nn.functional.silu(score) + torch.sin(kv_idx * 0.1) * torch.rsqrt(h + 1)
+    return bent + torch.sigmoid(score) * torch.log2(1 + torch.abs(q_idx - kv_idx)) + b
+
+
+def curved_on_tensors(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    bent = s / (1 + (-s).exp()) + (j * 0.1).sin() / (h + 1.0).sqrt()
+    return bent + s.sigmoid() * (1 + (i - j).abs()).log2() + b
+
+
+def slopes_of_heads(s: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, slopes: Any) -> Any:
+    return s - slopes[h] * (q_idx - kv_idx)
+
+
+def any_keys(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, allowed: Any) -> Any:
+    return allowed[q_idx, kv_idx]
+
+
+def prefixes(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, prefix: Any) -> Any:
+    return (kv_idx <= q_idx) | (kv_idx < prefix[b])
+
+
+STEP = Scalar("step", "i32", 3, "distance of visible keys", lower=1)
+EVEN = Hook("even", "kv_idx % 2 == 0", lambda b, h, q_idx, kv_idx: kv_idx % 2 == 0)
+SLOPES = torch.linspace(0.01, 0.06, HEADS)
+DOCUMENTS = (random(4, 3, LONGEST) > 2).cumsum(-1).int()
+BIAS = random(5, HEADS, 33)
+ALLOWED = random(6, LONGEST, LONGEST) > 0
+PREFIX = torch.tensor([90, 0, 170], dtype=torch.int32)
+
+
+def _seen(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return j <= i
+
+
+def _on(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return tensor.to(like.device)
+
+
+CASES = {
+    "causal": VariantCase(causal(), _seen),
+    "window": VariantCase(
+        causal() & sliding_window(),
+        lambda b, h, i, j: (j <= i) & (i - j < 71),
+        scalars={"window_left": 70},
+    ),
+    "both_sides": VariantCase(
+        sliding_window(right=True),
+        lambda b, h, i, j: (i - j < 71) & (j - i < 21),
+        scalars={"window_left": 70, "window_right": 20},
+    ),
+    "chunks": VariantCase(
+        causal() & chunked_local(),
+        lambda b, h, i, j: (j <= i) & (i.div(100, rounding_mode="floor") == j // 100),
+        scalars={"chunk_size": 100},
+    ),
+    "prefix": VariantCase(
+        prefix_lm(), lambda b, h, i, j: (j <= i) | (j < 210), scalars={"prefix_length": 210}
+    ),
+    "soft_cap": VariantCase(
+        causal() & soft_cap(),
+        _seen,
+        lambda s, b, h, i, j: 1.5 * (s / 1.5).tanh(),
+        scalars={"logits_soft_cap": 1.5},
+    ),
+    "alibi": VariantCase(
+        causal() & alibi(HEADS), _seen, lambda s, b, h, i, j: s + _on(_slopes(HEADS), s) * (j - i)
+    ),
+    "dilated": VariantCase(
+        Variant("dilated", mask=every_third, params=[STEP]),
+        lambda b, h, i, j: (j <= i) & ((i - j) % 4 == 0),
+        scalars={"step": 4},
+    ),
+    "by_head": VariantCase(
+        Variant("by_head", mask=global_heads),
+        lambda b, h, i, j: (j <= i) & ((h < 2) | (i - j < 50) | (b == 1)),
+    ),
+    "flex": VariantCase(
+        Variant("flex", logits=flex), _seen, lambda s, b, h, i, j: s - 0.01 * (i - j)
+    ),
+    "curved": VariantCase(Variant("curved", logits=curved), None, curved_on_tensors),
+    "text": VariantCase(
+        causal() & Variant("even", mask=EVEN), lambda b, h, i, j: (j <= i) & (j % 2 == 0)
+    ),
+    "slopes": VariantCase(
+        Variant("slopes", logits=slopes_of_heads, params=[Tensor("slopes", "f32", 1)]),
+        None,
+        lambda s, b, h, i, j: s - _on(SLOPES, s)[h] * (i - j),
+        tensors={"slopes": SLOPES},
+    ),
+    "documents": VariantCase(
+        causal() & document_mask(),
+        lambda b, h, i, j: (j <= i) & (_on(DOCUMENTS, i)[b][i] == _on(DOCUMENTS, i)[b][j]),
+        tensors={"document": DOCUMENTS},
+    ),
+    "relative": VariantCase(
+        causal() & relative_bias(16),
+        _seen,
+        lambda s, b, h, i, j: s + _on(BIAS, s)[h, (i - j).clamp(-16, 16) + 16],
+        # A slice of a wider table: its rows are strided.
+        tensors={"bias": torch.nn.functional.pad(BIAS, (0, 3))[:, :33]},
+    ),
+    "dense": VariantCase(
+        Variant("dense", mask=any_keys, params=[Tensor("allowed", "bool", 2)]),
+        lambda b, h, i, j: _on(ALLOWED, i)[i, j],
+        tensors={"allowed": ALLOWED},
+    ),
+    "prefixes": VariantCase(
+        Variant("prefixes", mask=prefixes, params=[Tensor("prefix", "i32", 1)]),
+        lambda b, h, i, j: (j <= i) | (j < int(PREFIX[b])),
+        tensors={"prefix": PREFIX},
+    ),
+}
+PAGED = frozenset(list(CASES)[::2])
+"""Those with pages of 16 keys; the others are ragged."""
+
+
+def dense(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b: int, case: VariantCase
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse of one request, (length, heads, dim), the last query at the last key."""
+    q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
+    k, v = (x.repeat_interleave(HEADS // KV_HEADS, 0) for x in (k, v))
+    i = torch.arange(q.shape[1], device=q.device)[:, None] + k.shape[1] - q.shape[1]
+    j = torch.arange(k.shape[1], device=q.device)[None, :]
+    h = torch.arange(HEADS, device=q.device)[:, None, None]
+    scores = q @ k.mT * DIM**-0.5
+    if case.bend is not None:
+        scores = case.bend(scores, b, h, i, j)
+    if case.keep is not None:
+        hidden = ~case.keep(b, h, i, j).expand(scores.shape)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    lse = scores.logsumexp(-1)
+    p = (scores - lse.nan_to_num(neginf=0.0)[..., None]).exp()
+    return (p @ v).transpose(0, 1), lse.transpose(0, 1)
+
+
+def outputs(
+    name: str,
+    phase: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    schedule: str | None = None,
+    with_plan: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out, lse, their dense counterparts) of one case.
+
+    Args:
+        name: of CASES.
+        phase: of LENGTHS.
+        device, dtype: of q, k and v.
+        schedule: kernel family, or None.
+        with_plan: tensors are given to plan(), else to run().
+    """
+    case, (q_len, kv_len) = CASES[name], LENGTHS[phase]
+    rows, keys = ([0, *itertools.accumulate(x)] for x in (q_len, kv_len))
+    q = random(0, rows[-1], HEADS, DIM).to(device, dtype)
+    k, v = (random(s, keys[-1], KV_HEADS, DIM).to(device, dtype) for s in (1, 2))
+    tensors = {name: x.to(device) for name, x in case.tensors.items()}
+    batch = BatchAttention(
+        HEADS, KV_HEADS, DIM, dtype=dtype, variant=case.variant, device=device, schedule=schedule
+    )
+    kv_format, cache = _pages(k, v, keys) if name in PAGED else (RaggedKV(keys), (k, v))
+    given = tensors if with_plan else None
+    batch.plan(rows, kv_format, scalars=case.scalars, tensors=given)
+    later = None if with_plan else tensors
+    out, lse = batch.run(q, *cache, return_lse=True, tensors=later)
+    wanted = [
+        dense(q[begin:end], k[keys[b] : keys[b + 1]], v[keys[b] : keys[b + 1]], b, case)
+        for b, (begin, end) in enumerate(itertools.pairwise(rows))
+    ]
+    return out, lse, torch.cat([x for x, _ in wanted]), torch.cat([x for _, x in wanted])
+
+
+def _pages(k: torch.Tensor, v: torch.Tensor, keys: list[int]) -> tuple[PagedKV, Any]:
+    """The same keys in pages of 16, the pages of a request from the back to the front."""
+    lengths = np.diff(keys)
+    pages = -(-lengths // 16)
+    indptr = np.concatenate([[0], np.cumsum(pages)])
+    cache = k.new_zeros(int(indptr[-1]), 2, 16, *k.shape[1:])
+    indices: list[int] = []
+    for b, count in enumerate(pages.tolist()):
+        own = list(range(int(indptr[b]), int(indptr[b]) + count))[::-1]
+        indices += own
+        for n, page in enumerate(own):
+            rows = slice(keys[b] + 16 * n, min(keys[b] + 16 * n + 16, keys[b + 1]))
+            size = rows.stop - rows.start
+            cache[page, 0, :size], cache[page, 1, :size] = k[rows], v[rows]
+    last = (lengths - 16 * (pages - 1)).tolist()
+    return PagedKV(indptr.tolist(), indices, last, 16), (cache,)
+
+
+def kernels(arch: str) -> list[KernelSpec]:
+    """Every kernel that the cases take on a GPU, `ampere_tile` included."""
+    specs = []
+    for name, case in CASES.items():
+        page_size = 16 if name in PAGED else None
+        problem = Problem(arch, "bf16", DIM, DIM, HEADS // KV_HEADS, case.variant, page_size)
+        for q_len, _ in LENGTHS.values():
+            rows = max(q_len) * HEADS // KV_HEADS
+            tiles = tiles_per_sm(np.array(q_len), rows, KV_HEADS, H200.sms)
+            specs.append(choose(problem, rows=rows, tiles_per_sm=tiles))
+        specs.append(choose(problem, rows=None, schedule="ampere_tile"))
+    return list(dict.fromkeys(specs))
