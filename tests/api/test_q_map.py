@@ -40,6 +40,12 @@ def test_boxes_of_a_tile_are_its_panels(group: int, head_dim: int) -> None:
     assert spec.box_bytes == SmemTile(TILE_Q, 64).panel_bytes
 
 
+def tile_q(batch: Any) -> int:
+    """Packed rows of the planned kernel's tile."""
+    rows: int = batch.kernels[0].spec.tile.q
+    return rows
+
+
 def test_strides_of_single_tokens_and_heads_say_nothing() -> None:
     """Whatever torch says of them, TMA checks multiples of 16 bytes."""
     one_head = torch.as_strided(zeros(1000), (5, 1, 64), (64, 3, 1))
@@ -74,7 +80,7 @@ def test_block_has_the_map_or_pointer_and_strides(
         assert (p["q"], p["q_token_stride"]) == (q.data_ptr(), (heads + 1) * 128)
     else:
         assert "q" not in p and "q_token_stride" not in p
-        assert p["q_map"] == fake_map(q_map(q, group, TILE_Q), q.data_ptr())
+        assert p["q_map"] == fake_map(q_map(q, group, tile_q(batch)), q.data_ptr())
 
 
 def test_every_launch_has_the_map_of_its_q(fake_gpu: Any) -> None:
@@ -86,12 +92,15 @@ def test_every_launch_has_the_map_of_its_q(fake_gpu: Any) -> None:
         (40, known[0]), (40, known[1]), (40, known[0]), (40, zeros(40, 12, 128)[:, :8]),
         (41, zeros(41, 8, 128)), (40, known[0]), (1, zeros(1, 8, 128)), (40, known[1]),
     ]  # fmt: skip
+    tiles = set()  # one token has another kernel
     for tokens, q in steps:
         batch.plan([0, tokens], RaggedKV([0, 300]))
         for k, v in (*layers, *reversed(layers)):
             batch.run(q, k, v)
-            expected = fake_map(q_map(q, 4, TILE_Q), q.data_ptr())
+            expected = fake_map(q_map(q, 4, tile_q(batch)), q.data_ptr())
+            tiles.add(tile_q(batch))
             assert fake_gpu.launches[-1].params["q_map"] == expected
+    assert tiles == {64, 128}
     moved = [(zeros(300, 2, 128), zeros(300, 2, 128)) for _ in range(2)]
     for (k, v), q in zip(moved, known, strict=True):  # blocks made from those of other addresses
         batch.run(q, k, v)
