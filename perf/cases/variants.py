@@ -1,0 +1,115 @@
+"""Variants beside our own plain kernels and FlexAttention (section V).
+
+Prefill, 16 heads, head_dim 128, ragged, with the names of the peers' records; and decode of 64
+requests of 8k keys, 32/8 heads, over pages of 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from cute_attn import (
+    Variant,
+    alibi,
+    causal,
+    document_mask,
+    full,
+    prefix_lm,
+    relative_bias,
+    sliding_window,
+    soft_cap,
+)
+
+SHAPES = {"b4 s4096": (4, 4096), "b1 s16384": (1, 16384)}
+HEADS, DIM = 16, 128
+WINDOW, DOCUMENT, CAP, REACH = 1024, 700, 30.0, 128
+DECODE_REQUESTS, DECODE_KEYS, DECODE_HEADS, DECODE_KV_HEADS = 64, 8192, 32, 8
+
+Keep = Callable[[Any, Any], Any]
+"""(query positions, key positions) -> visible."""
+Bend = Callable[[torch.Tensor, Any, Any, Any], torch.Tensor]
+"""(scores, heads, query positions, key positions) -> scores."""
+
+
+@dataclass(frozen=True)
+class VariantCase:
+    """A variant at one length, with a dense formula that knows no `Variant`.
+
+    Attributes:
+        variant: what is measured.
+        keep, bend: the formula.
+        scalars: of the variant.
+        tensors: name -> (shape, values on a device).
+    """
+
+    variant: Variant
+    keep: Keep
+    bend: Bend = field(default=lambda scores, h, i, j: scores)
+    scalars: dict[str, float | int] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def _all(i: Any, j: Any) -> Any:
+    return (j >= 0) & (i >= 0)
+
+
+def _past(i: Any, j: Any) -> Any:
+    return j <= i
+
+
+def variant_cases(requests: int, length: int, heads: int) -> dict[str, VariantCase]:
+    """By the peers' names: requests of `length` positions, `heads` query heads."""
+    slopes = torch.tensor([2.0 ** (-8.0 / heads * (h + 1)) for h in range(heads)])
+    documents = (torch.arange(length, dtype=torch.int32) // DOCUMENT).repeat(requests, 1)
+    generator = torch.Generator().manual_seed(7)
+    bias = torch.randn(heads, 2 * REACH + 1, generator=generator)
+    prefix = length // 4
+
+    def with_slopes(scores: torch.Tensor, h: Any, i: Any, j: Any) -> torch.Tensor:
+        return scores + slopes.to(scores)[h] * (j - i)
+
+    def with_bias(scores: torch.Tensor, h: Any, i: Any, j: Any) -> torch.Tensor:
+        return scores + bias.to(scores)[h, (i - j).clamp(-REACH, REACH) + REACH]
+
+    return {
+        "full": VariantCase(full(), _all),
+        "causal": VariantCase(causal(), _past),
+        "softcap30": VariantCase(
+            causal() & soft_cap(),
+            _past,
+            lambda scores, h, i, j: CAP * (scores / CAP).tanh(),
+            scalars={"logits_soft_cap": CAP},
+        ),
+        "alibi": VariantCase(causal() & alibi(heads), _past, with_slopes),
+        "window1024": VariantCase(
+            causal() & sliding_window(),
+            lambda i, j: (j <= i) & (i - j < WINDOW),
+            scalars={"window_left": WINDOW - 1},
+        ),
+        "document700": VariantCase(
+            causal() & document_mask(),
+            lambda i, j: (j <= i) & (i // DOCUMENT == j // DOCUMENT),
+            tensors={"document": documents},
+        ),
+        "prefixlm": VariantCase(
+            prefix_lm(),
+            lambda i, j: (j <= i) | (j < prefix),
+            scalars={"prefix_length": prefix},
+        ),
+        "relative": VariantCase(
+            causal() & relative_bias(REACH), _past, with_bias, tensors={"bias": bias}
+        ),
+    }
+
+
+def visible_pairs(case: VariantCase, length: int) -> int:
+    """(query, key) pairs of a request and head that the mask keeps."""
+    keys = torch.arange(length)
+    return sum(
+        int(case.keep(torch.arange(begin, min(begin + 1024, length))[:, None], keys).sum())
+        for begin in range(0, length, 1024)
+    )
