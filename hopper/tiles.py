@@ -133,6 +133,23 @@ _HOOK_KV = {
 }
 
 
+def _with_hooks(
+    tile: Tile, dims: tuple[int, int], variant: Variant, *, slow: bool, gather: bool
+) -> Tile:
+    """The fragments give way to the code of a variant: fewer keys per block rather than spills."""
+    if dims != (128, 128):
+        return replace(tile, kv=min(tile.kv, _HOOK_KV[dims][gather]))
+    few = tile.q == FEW_ROWS
+    if variant.band_is_mask and not variant.tensors:  # a few instructions per score
+        if not slow:
+            return tile if few else _TWO_Q_TILES
+        return replace(tile, kv=_HOOK_KV[dims][gather])
+    # Addresses of tensors, conditions of masks other than bands: of 112 keys up to 140 bytes
+    # spill.
+    keys = 80 if variant.logits and variant.tensors and not few else 96
+    return replace(tile if few else _TWO_Q_TILES, kv=keys)
+
+
 def long_keys(head_dim_qk: int, head_dim_vo: int, variant: Variant) -> int:
     """Keys per query token, in the mean of a step, from which `default_tile` wants to be told that
     keys are long."""
@@ -160,34 +177,50 @@ def default_tile(
         long: the step's query tokens see `long_keys` keys or more, in the mean.
     """
     dims = (head_dim_qk, head_dim_vo)
-    few = rows is not None and rows <= FEW_ROWS
-    tile = (_FEW_ROWS_TABLE if few else _TABLE).get(dims)
-    if tile is None:
+    if dims not in _TABLE:
         return None
-    hooks = variant is not None and bool(variant.logits or not variant.band_is_mask)
     masked = variant is not None and bool(variant.mask)
-    if few:
+    hooks = variant is not None and bool(variant.logits or not variant.band_is_mask)
+    if rows is not None and rows <= FEW_ROWS:
+        tile = _FEW_ROWS_TABLE[dims]
         if not long and dims == (256, 256):
             tile = _FEW_ROWS_SHORT_256
-        if hooks:
-            tile = replace(tile, kv=min(tile.kv, _HOOK_KV[dims][loader == "gather"]))
-        return tile
-    if long and loader == "ragged" and variant and not hooks and dims in _THREE_CONSUMERS:
-        return _FULL_64 if dims == (64, 64) and not masked else _THREE_CONSUMERS[dims]
-    if not long and dims == (256, 256):
-        tile = _SHORT_256
-    if masked and dims == (192, 128):
-        tile = _MASKED_192_128
-    slow = loader == "gather" or math.gcd(page_size or tile.kv, tile.kv) < _FAST_BOX_ROWS
-    if masked and not slow and (hooks or not long):
-        tile = _SHORT_ITEMS.get(dims, tile)
-    # The fragments give way to the code of a variant: fewer keys per block rather than spills.
-    if hooks:
-        return replace(tile, kv=min(tile.kv, _HOOK_KV[dims][loader == "gather"]))
+    else:
+        tile = _many_rows(dims, loader, masked=masked, hooks=hooks, page_size=page_size, long=long)
+    if variant is not None and hooks:
+        slow = _is_slow(loader, page_size, tile.kv)
+        return _with_hooks(tile, dims, variant, slow=slow, gather=loader == "gather")
     need = MASK_REGISTERS if masked else WORKING_REGISTERS
     while fragment_registers(tile, *dims) + need > tile.consumer_registers:
         tile = replace(tile, kv=tile.kv - 16)
     return tile
+
+
+def _many_rows(
+    dims: tuple[int, int],
+    loader: str,
+    *,
+    masked: bool,
+    hooks: bool,
+    page_size: int | None,
+    long: bool,
+) -> Tile:
+    """The row for requests of any number of packed rows, without regard to hooks' registers."""
+    if long and loader == "ragged" and not hooks and dims in _THREE_CONSUMERS:
+        return _FULL_64 if dims == (64, 64) and not masked else _THREE_CONSUMERS[dims]
+    tile = _TABLE[dims]
+    if not long and dims == (256, 256):
+        tile = _SHORT_256
+    if masked and dims == (192, 128):
+        tile = _MASKED_192_128
+    if masked and not _is_slow(loader, page_size, tile.kv) and (hooks or not long):
+        tile = _SHORT_ITEMS.get(dims, tile)
+    return tile
+
+
+def _is_slow(loader: str, page_size: int | None, keys: int) -> bool:
+    """Whether K and V come row by row, or in boxes of fewer rows than `_FAST_BOX_ROWS`."""
+    return loader == "gather" or math.gcd(page_size or keys, keys) < _FAST_BOX_ROWS
 
 
 def head_dims() -> list[tuple[int, int]]:

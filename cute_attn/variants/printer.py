@@ -49,7 +49,8 @@ _KEYWORDS = """
     xor_eq
 """
 _OURS = """
-    params abs min max fabsf fminf fmaxf floorf ceilf truncf rintf rsqrtf erff fast_tanh exp2_approx
+    params abs min max fabsf fminf fmaxf floorf ceilf truncf rintf rsqrtf erff fast_tanh scaled_tanh
+    exp2_approx
     neg_infinity
 """
 _RESERVED = HEADER_FUNCTIONS.union(_KEYWORDS.split(), _OURS.split())
@@ -147,6 +148,8 @@ class _Printer:
             return text, UNARY if text.startswith("-") else ATOM
         if node.is_leaf:
             return str(node.value), ATOM
+        if node.op == "mul" and (scaled := self._scaled_tanh(node)):
+            return scaled
         if node.op == "div" and node.args[1].is_uniform:
             return self._division(*node.args)
         if node.op in ("floordiv", "mod") and (plain := self._plain_division(node)):
@@ -170,6 +173,25 @@ class _Printer:
             leasts = [own, own + 1]
         operands = [self._operand(*x) for x in zip(node.args, leasts, strict=True)]
         return template.format(*operands), own
+
+    def _scaled_tanh(self, node: Expression) -> tuple[str, int] | None:
+        """A soft cap: tanh between factors that are the same for every score."""
+        for out, bent in (node.args, node.args[::-1]):
+            if not (out.is_uniform and bent.op == "tanh") or bent in self.named:
+                continue
+            (inner,) = bent.args
+            if inner in self.named or inner.op not in ("mul", "div"):
+                continue
+            x, factor = inner.args
+            if inner.op == "mul" and x.is_uniform:
+                x, factor = factor, x
+            if not factor.is_uniform:
+                continue
+            text = self.printed[factor][0]
+            if inner.op == "div":
+                text = f"1.0f / {self._operand(factor, PRODUCT + 1)}"
+            return f"scaled_tanh({self.printed[x][0]}, {text}, {self.printed[out][0]})", ATOM
+        return None
 
     def _division(self, x: Expression, y: Expression) -> tuple[str, int]:
         """By what is the same for every score: its reciprocal is computed once."""

@@ -17,14 +17,18 @@ CUTE_DEVICE float exp2_approx(float x) {
   return y;
 }
 
-// tanh to 1e-6 (tanh.approx.f32 has a relative error of 5e-4, which a soft cap of 30 makes visible
-// in the log-sum-exp).
-CUTE_DEVICE float fast_tanh(float x) {
+// out tanh(x in), tanh to 1e-6 (tanh.approx.f32 has a relative error of 5e-4, which a soft cap of
+// 30 makes visible in the log-sum-exp). What is the same for all scores, in and out, is multiplied
+// by the constants once.
+CUTE_DEVICE float scaled_tanh(float x, float in, float out) {
   constexpr float kTwoLog2E = 2.885390081777927f;
   float reciprocal;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(exp2_approx(x * kTwoLog2E) + 1.f));
-  return 1.f - 2.f * reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;"
+      : "=f"(reciprocal)
+      : "f"(exp2_approx(x * (in * kTwoLog2E)) + 1.f));
+  return out + -2.f * out * reciprocal;
 }
+CUTE_DEVICE float fast_tanh(float x) { return scaled_tanh(x, 1.f, 1.f); }
 
 // Reductions over the four lanes that share a row.
 CUTE_DEVICE float quad_max(float x) {
