@@ -185,8 +185,10 @@ def default_tile(
         tile = _FEW_ROWS_TABLE[dims]
         if not long and dims == (256, 256):
             tile = _FEW_ROWS_SHORT_256
+    elif long and loader == "ragged" and variant and not hooks and dims in _THREE_CONSUMERS:
+        return _FULL_64 if dims == (64, 64) and not masked else _THREE_CONSUMERS[dims]
     else:
-        tile = _many_rows(dims, loader, masked=masked, hooks=hooks, page_size=page_size, long=long)
+        tile = _two_consumers(dims, loader, page_size, masked=masked, hooks=hooks, long=long)
     if variant is not None and hooks:
         slow = _is_slow(loader, page_size, tile.kv)
         return _with_hooks(tile, dims, variant, slow=slow, gather=loader == "gather")
@@ -196,18 +198,16 @@ def default_tile(
     return tile
 
 
-def _many_rows(
+def _two_consumers(
     dims: tuple[int, int],
     loader: str,
+    page_size: int | None,
     *,
     masked: bool,
     hooks: bool,
-    page_size: int | None,
     long: bool,
 ) -> Tile:
-    """The row for requests of any number of packed rows, without regard to hooks' registers."""
-    if long and loader == "ragged" and not hooks and dims in _THREE_CONSUMERS:
-        return _FULL_64 if dims == (64, 64) and not masked else _THREE_CONSUMERS[dims]
+    """The row of two consumer warpgroups, without regard to registers."""
     tile = _TABLE[dims]
     if not long and dims == (256, 256):
         tile = _SHORT_256
