@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-from cute_attn import BatchAttention, PagedKV, Problem, RaggedKV, choose
+from cute_attn import BatchAttention, Problem, RaggedKV, choose
 from perf import compare, harness
 from perf.cases.variants import (
     DECODE_HEADS,
@@ -22,6 +22,7 @@ from perf.cases.variants import (
     DECODE_REQUESTS,
     DIM,
     HEADS,
+    PAGE_SIZE,
     SHAPES,
     VariantCase,
     variant_cases,
@@ -31,7 +32,6 @@ from perf.joining import OURS
 from perf.records import Records
 
 ROWS = 64  # that are compared, of the first and the last request
-PAGE_SIZE = 16
 
 
 def error(
@@ -91,11 +91,8 @@ def prefill(name: str, shape: str, results: Records, plain: dict[str, float]) ->
 def decode(name: str, results: Records, plain: dict[str, float]) -> None:
     """One row."""
     case = variant_cases(DECODE_REQUESTS, DECODE_KEYS, DECODE_HEADS)[name]
-    pages = DECODE_REQUESTS * DECODE_KEYS // PAGE_SIZE
-    order = torch.randperm(pages, generator=torch.Generator().manual_seed(0)).int()
-    per = DECODE_KEYS // PAGE_SIZE
-    kv_format = PagedKV(range(0, pages + 1, per), order, [PAGE_SIZE] * DECODE_REQUESTS, PAGE_SIZE)
-    shape = (pages, 2, PAGE_SIZE, DECODE_KV_HEADS, DIM)
+    kv_format, pages = harness.page_format((DECODE_KEYS,) * DECODE_REQUESTS, PAGE_SIZE)
+    shape = (sum(map(len, pages)), 2, PAGE_SIZE, DECODE_KV_HEADS, DIM)
     cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
     q = torch.randn(DECODE_REQUESTS, DECODE_HEADS, DIM, device="cuda", dtype=torch.bfloat16)
     out = torch.full_like(q, math.nan)
@@ -103,7 +100,7 @@ def decode(name: str, results: Records, plain: dict[str, float]) -> None:
     tensors = {name: tensor.cuda() for name, tensor in case.tensors.items()}
     batch.plan(range(DECODE_REQUESTS + 1), kv_format, scalars=case.scalars, tensors=tensors)
     batch.run(q, cache, out=out)
-    used = cache[order[-per:].cuda()]
+    used = cache[pages[-1].cuda()]
     k, v = (used[:, i].flatten(0, 1) for i in range(2))
     err = error(case, q[-1:], k, v, out[-1:])
     us = harness.graphs_us({"": lambda _: batch.run(q, cache, out=out)}, 1)[""]

@@ -20,6 +20,7 @@ from pathlib import Path
 from cute_attn import KernelSpec, warmup
 from cute_attn.runtime import CompiledKernel, cache_key
 from perf import cases
+from perf.cases.variants import variant_specs
 from tests.gpu import specs
 
 
@@ -30,7 +31,8 @@ def kernels(only: str | None, arch: str, sections: Sequence[str] = ()) -> list[s
         found |= {kernel.name: kernel for kernel in specs.all_kernels(arch)}
     if only != "tests":
         own = specs.with_merges(cases.all_specs(arch, sections))
-        own += [] if sections else specs.planner_kernels(arch)
+        if not sections:
+            own += [*specs.with_merges(variant_specs(arch)), *specs.planner_kernels(arch)]
         found |= {kernel.name: kernel for kernel in own}
     return list(found.values())
 

@@ -17,7 +17,7 @@ REPLAYS = 10
 
 
 @triton.jit
-def _read(x, out, rounds, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _read(x, out, rounds, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton types them
     lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     step = tl.num_programs(0) * BLOCK
     folded = tl.zeros((BLOCK,), tl.int32)

@@ -25,7 +25,7 @@ EVERYWHERE: Mapping[str, Interval] = {
 }
 """Every value of the arguments."""
 
-_scalars: ContextVar[Mapping[str, Interval]] = ContextVar("scalars", default={})  # noqa: B039
+_scalars: ContextVar[Mapping[str, Interval]] = ContextVar("scalars", default={})  # noqa: B039 - never changed
 
 
 @contextmanager

@@ -60,8 +60,11 @@ def softplus(x: Any, beta: float = 1, threshold: float = 20) -> Traced:
 def gelu(x: Any, *, approximate: str = "none") -> Traced:
     """x Phi(x), by the error function or by tanh."""
     if approximate == "tanh":
-        return 0.5 * x * (1 + apply("tanh", 0.7978845608028654 * (x + 0.044715 * x * x * x)))  # type: ignore[no-any-return]
-    return 0.5 * x * (1 + apply("erf", x * 0.7071067811865476))  # type: ignore[no-any-return]
+        bent = apply("tanh", 0.7978845608028654 * (x + 0.044715 * x * x * x))
+    else:
+        bent = apply("erf", x * 0.7071067811865476)
+    result: Traced = 0.5 * x * (1 + bent)
+    return result
 
 
 def _like(value: float) -> Callable[..., Traced]:

@@ -10,12 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from cute_attn import (
+    KernelSpec,
+    Problem,
     Variant,
     alibi,
     causal,
+    choose,
     document_mask,
     full,
     prefix_lm,
@@ -23,11 +27,14 @@ from cute_attn import (
     sliding_window,
     soft_cap,
 )
+from cute_attn.api.dispatch import tiles_per_sm
+from cute_attn.scheduler.constants import H200
 
 SHAPES = {"b4 s4096": (4, 4096), "b1 s16384": (1, 16384)}
 HEADS, DIM = 16, 128
 WINDOW, DOCUMENT, CAP, REACH = 1024, 700, 30.0, 128
 DECODE_REQUESTS, DECODE_KEYS, DECODE_HEADS, DECODE_KV_HEADS = 64, 8192, 32, 8
+PAGE_SIZE = 16  # of decode
 
 Keep = Callable[[Any, Any], Any]
 """(query positions, key positions) -> visible."""
@@ -43,7 +50,7 @@ class VariantCase:
         variant: what is measured.
         keep, bend: the formula.
         scalars: of the variant.
-        tensors: name -> (shape, values on a device).
+        tensors: of the variant, on the CPU.
     """
 
     variant: Variant
@@ -104,6 +111,20 @@ def variant_cases(requests: int, length: int, heads: int) -> dict[str, VariantCa
             causal() & relative_bias(REACH), _past, with_bias, tensors={"bias": bias}
         ),
     }
+
+
+def variant_specs(arch: str) -> list[KernelSpec]:
+    """Kernels of section V on a device of `arch`."""
+    group = DECODE_HEADS // DECODE_KV_HEADS
+    tokens = np.ones(DECODE_REQUESTS, np.int64)
+    tiles = tiles_per_sm(tokens, group, DECODE_KV_HEADS, H200.sms)
+    found = []
+    for case in variant_cases(1, 1, HEADS).values():
+        prefill = Problem(arch, "bf16", DIM, DIM, 1, case.variant, None)
+        found += [choose(prefill, rows=None, long=long) for long in (False, True)]
+        decode = Problem(arch, "bf16", DIM, DIM, group, case.variant, PAGE_SIZE)
+        found.append(choose(decode, rows=group, tiles_per_sm=tiles))
+    return list(dict.fromkeys(found))
 
 
 def visible_pairs(case: VariantCase, length: int) -> int:

@@ -17,10 +17,10 @@ from perf.fit_constants import HELD_OUT, default_records, measured
 
 STEP_NAMES = [step.name for step in load_steps()]
 SECTIONS = {"A": 0.1, "A16": 0.1, "B": 0.1, "C": 0.13, "H": 0.1, "K": 0.12, "M": 0.1, "P": 0.1}
-SECTIONS |= {"Q": 0.05, "W": 0.1, "X": 0.15}
+SECTIONS |= {"Q": 0.05, "W": 0.1, "X": 0.1}
 """Largest error of a section. The least clear ones are K, chunks so long that the card slows down
-in the middle of the measurement, and X, whose chunk alone ran at a higher clock than others:
-records are of several cards, whose clocks and memories differ by some percent."""
+in the middle of the measurement, and C, where one case of 102 is off by more than 0.12: four
+requests of uniform lengths with 64/8 heads, of 25 us; the others are within 0.111."""
 
 
 @functools.cache
