@@ -7,7 +7,14 @@ from typing import Any
 
 from cute_attn.ampere.tiles import DECODE, register_budget, register_limit, smem_bytes
 from cute_attn.codegen.attention_params import attention_params
-from cute_attn.codegen.hooks import cpp_hooks, hook_headers, number_lines
+from cute_attn.codegen.hooks import (
+    cpp_hooks,
+    cpp_row_hooks,
+    hidden_score,
+    hook_headers,
+    number_lines,
+    score_scale,
+)
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
@@ -38,7 +45,10 @@ def kernel(
         element=spec.dtype,
         paged=spec.loader == "paged",
         params_struct=cpp_struct(params),
-        hooks=cpp_hooks(spec.variant),
+        hooks="\n\n".join(filter(None, (cpp_row_hooks(spec.variant), cpp_hooks(spec.variant)))),
+        row_hooks=bool({"row_state", "output"} & spec.variant.hooks.keys()),
+        score_scale=score_scale(spec.variant),
+        hidden=hidden_score(spec.variant),
         smem_bytes=smem,
         dependent_launch=dependent_launch,
         band_left=band.left is not None,

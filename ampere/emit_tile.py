@@ -48,6 +48,7 @@ def emit_tile(spec: KernelSpec) -> GeneratedKernel:
             "copy_threads": "kThreads",
             "copy_thread": "opaque(threadIdx.x)",
             "slot": "" if tile.stages == 1 else "[n % kStages]",
+            "softmax": "OnlineSoftmax" if spec.variant.softmax else "ScoreWeights",
             "softmax_init": ", ".join(["start"] * rows),
         },
     )

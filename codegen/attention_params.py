@@ -103,10 +103,12 @@ def attention_params(
     fields = (maps if tma else ()) + rows + (() if tma else _KV_POINTERS)
     fields += (_PAGES if paged else ()) + (box if tma and paged else ()) + _COMMON
     fields += (_BESIDE,) if beside else ()
-    fields += tuple(Field(s.name, s.kind, s.comment) for s in variant.scalars)
-    for t in variant.tensors:
-        fields += tensor_fields(t)
-    return ParameterBlock(fields)
+    return ParameterBlock((*fields, *_variant_fields(variant)))
+
+
+def _variant_fields(variant: Variant) -> tuple[Field, ...]:
+    scalars = (Field(s.name, s.kind, s.comment) for s in variant.scalars)
+    return (*scalars, *(field for t in variant.tensors for field in tensor_fields(t)))
 
 
 _ELEMENTS = {"f32": "float const", "i32": "int32_t const", "bool": "uint8_t const"}
@@ -122,8 +124,9 @@ def tensor_fields(tensor: Tensor) -> tuple[Field, ...]:
     )
 
 
-def merge_params() -> ParameterBlock:
-    """Fields of the merge kernel that combines the partial results of split tiles."""
+def merge_params(finish: Variant | None = None) -> ParameterBlock:
+    """Fields of the merge kernel that combines the partial results of split tiles; the parameters
+    of `finish`, a variant's `finish`, come last."""
     names = {
         "out",
         "lse",
@@ -134,7 +137,8 @@ def merge_params() -> ParameterBlock:
         "out_head_stride",
     }
     rows = tuple(f for f in _ROWS if f.name in names)
-    return ParameterBlock((*rows, Field("num_kv_heads", "i32", "KV heads")))
+    own = () if finish is None else _variant_fields(finish)
+    return ParameterBlock((*rows, Field("num_kv_heads", "i32", "KV heads"), *own))
 
 
 def page_division(page_size: int) -> tuple[int, int]:

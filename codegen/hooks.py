@@ -19,31 +19,75 @@ _BACK = "#line back"  # until the whole file is known
 _SIGNATURES = {
     "mask": ("bool", "int b, int h, int q_idx, int kv_idx"),
     "logits": ("float", "float score, int b, int h, int q_idx, int kv_idx"),
+    "row_state": ("float", "float lse, int b, int h, int q_idx"),
+    "output": ("float", "float out, int b, int h, int q_idx, int d"),
 }
+_OF_SCORES = ("mask", "logits")
+_OF_ROWS = ("row_state", "output")
 
 
 def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
     """`variant_mask` (with `mask`: a kernel may mask by the band instead) and `variant_logits`.
 
-    A file that holds them goes through `number_lines` when it is complete.
+    A file that holds them goes through `number_lines` when it is complete. What `cpp_row_hooks`
+    has printed is there.
     """
+    there = variant.read_by(*_OF_ROWS)
     parts = [
         _accessor(t)
         for t in variant.tensors
-        if any(hook.reads(t.name) for hook in (variant.mask, variant.logits) if hook is not None)
+        if t in variant.read_by(*_OF_SCORES) and t not in there
     ]
-    if variant.mask and mask:
-        parts += _functions("mask", variant.mask, variant.scalars)
-    if variant.logits:
-        parts += _functions("logits", variant.logits, variant.scalars)
+    for role in _OF_SCORES:
+        if role in variant.hooks and (mask or role != "mask"):
+            parts += _functions(role, variant.hooks[role], variant.scalars)
     return "\n\n".join(parts)
 
 
+def cpp_row_hooks(variant: Variant) -> str:
+    """The struct `RowHooks` that finished_row.hpp takes, with the hooks on rows that have seen all
+    their keys; empty if the variant has none. Goes ahead of `cpp_hooks`."""
+    roles = [role for role in _OF_ROWS if role in variant.hooks]
+    if not roles:
+        return ""
+    parts = [_accessor(t) for t in variant.tensors if t in variant.read_by(*roles)]
+    for role in roles:
+        parts += _functions(role, variant.hooks[role], variant.scalars)
+    lines = ["// What happens to finished rows.", "struct RowHooks {"]
+    for role, name in (("row_state", "kState"), ("output", "kOutput")):
+        lines.append(f"  static constexpr bool {name} = {str(role in roles).lower()};")
+    for role in roles:
+        own = _SIGNATURES[role][1].split(",")[0]
+        arguments = [own, "RowPlace const& at", *(["int d"] if role == "output" else [])]
+        values = [own.split()[-1], "at.b, at.h, at.q_idx", *(["d"] if role == "output" else [])]
+        lines += [
+            f"  CUTE_DEVICE static float {role}(Params const& params, {', '.join(arguments)}) {{",
+            f"    return variant_{role}(params, {', '.join(values)});",
+            "  }",
+        ]
+    return "\n\n".join([*parts, "\n".join([*lines, "};"])])
+
+
+def score_scale(variant: Variant) -> str:
+    """What scores are multiplied with ahead of the exponential, or to be weights: C++."""
+    if variant.softmax:
+        return "params.scale_log2"
+    return "1.f" if variant.logits else "params.sm_scale"  # the hook is given scaled scores
+
+
+def hidden_score(variant: Variant) -> str:
+    """The score of a hidden key: C++."""
+    return "neg_infinity()" if variant.softmax else "0.f"
+
+
 def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
-    """Headers that `cpp_hooks` and the limits of the band need, beside softmax.hpp."""
+    """Headers that hooks and the limits of the band need, beside softmax.hpp."""
     limits = [cpp_limit(x) or "" for x in (variant.band.left, variant.band.right)]
-    words = re.findall(r"\w+", " ".join([cpp_hooks(variant, mask=mask), *limits]))
-    return ["cute_attn/hook_functions.hpp"] if HEADER_FUNCTIONS.intersection(words) else []
+    rows = cpp_row_hooks(variant)
+    words = re.findall(r"\w+", " ".join([cpp_hooks(variant, mask=mask), rows, *limits]))
+    functions = HEADER_FUNCTIONS.intersection(words)
+    found = ["cute_attn/finished_row.hpp"] * bool(rows)
+    return found + ["cute_attn/hook_functions.hpp"] * bool(functions)
 
 
 def cpp_limit(limit: Limit | None) -> str | None:
@@ -69,8 +113,8 @@ def number_lines(text: str) -> str:
 
 def users_lines(message: str, variant: Variant) -> str:
     """A compiler's message with file and line of hooks that the user wrote in C++."""
-    for hook in (variant.mask, variant.logits):
-        for part in (hook.parts or (hook,)) if hook is not None else ():
+    for hook in variant.hooks.values():
+        for part in hook.parts or (hook,):
             if not part.is_text or part.place is None:
                 continue
             message = _moved(message, _file_name(part), part.place.file, part.place.line)
@@ -89,7 +133,7 @@ def _moved(message: str, name: str, file: str, first: int) -> str:
 def _functions(role: str, hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
     """The function of a hook; before it those of its parts, if it has some."""
     kind, arguments = _SIGNATURES[role]
-    name, title = f"variant_{role}", f"// {role.capitalize()}: {hook.name}."
+    name, title = f"variant_{role}", f"// {role.capitalize().replace('_', ' ')}: {hook.name}."
     signature = f"CUTE_DEVICE {kind} {name}(Params const& params, {arguments}) {{"
     if not hook.parts:
         return ["\n".join([title, signature, *_body(hook, scalars), "}"])]

@@ -13,6 +13,7 @@ from cute_attn.variants import Variant
 
 DTYPES = ("bf16", "fp16")
 LOADERS = ("ragged", "paged", "gather")
+_FP16_MAX = 65504
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
 
 
@@ -137,6 +138,14 @@ class KernelSpec:
                 f"fixed_pieces is True; {self.schedule!r} does not cut tiles itself, only"
                 " 'ampere_decode' does"
             )
+        low, high = self.variant.weights_between()
+        if not self.variant.softmax and self.dtype == "fp16" and max(-low, high) > _FP16_MAX:
+            if self.variant.logits is None or self.variant.logits.program is not None:
+                reasons.append(
+                    f"dtype is 'fp16', which ends at {_FP16_MAX}, but weights of variant"
+                    f" {self.variant.name!r} are between {low:g} and {high:g}: clamp what the"
+                    " logits hook returns, or take bf16"
+                )
         if self.group < 1:
             reasons.append(f"group is {self.group}; it is num_qo_heads / num_kv_heads, at least 1")
         return reasons

@@ -9,13 +9,22 @@ from pathlib import Path
 
 from cute_attn.abi import ParameterBlock
 from cute_attn.codegen.attention_params import attention_params
-from cute_attn.codegen.hooks import cpp_hooks, cpp_limit, hook_headers, number_lines
+from cute_attn.codegen.hooks import (
+    cpp_hooks,
+    cpp_limit,
+    cpp_row_hooks,
+    hidden_score,
+    hook_headers,
+    number_lines,
+    score_scale,
+)
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
 from cute_attn.hopper import tiles
 from cute_attn.hopper.delays import expand, with_delays
+from cute_attn.variants import Variant
 
 SCHEDULE = "hopper_tile"
 _HERE = Path(__file__).parent
@@ -85,6 +94,14 @@ def _one_loop(spec: KernelSpec) -> bool:
     return (spec.head_dim_qk, spec.head_dim_vo) != (192, 128)
 
 
+def _output_hooks(variant: Variant) -> str:
+    """The last arguments of the `ItemOutput` of a kernel that acts on finished rows."""
+    if variant.finish is None:
+        return ""
+    hooks = "RowHooks" if cpp_row_hooks(variant) else "NoRowHooks"
+    return f", {hooks}, {str(variant.softmax).lower()}"
+
+
 def emit(spec: KernelSpec) -> GeneratedKernel:
     """Generates the kernel.
 
@@ -109,6 +126,10 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         smem_budget=f"Q {q_bytes}, K {k_bytes}, V {v_bytes}, barriers",
         params_struct=cpp_struct(params),
         hooks=cpp_hooks(variant, mask=not variant.band_is_mask),
+        row_hooks=cpp_row_hooks(variant),
+        output_hooks=_output_hooks(variant),
+        score_scale=score_scale(variant),
+        hidden=hidden_score(variant),
         hook_headers=hook_headers(variant, mask=not variant.band_is_mask),
         paged=spec.loader != "ragged",
         gather=spec.loader == "gather",

@@ -438,7 +438,8 @@ class CudaBatch:
             self._launch, self._after_planner = kernels.launch, False
         if self._has_merge:
             fields = self._merge_fields
-            kernels.run_merge(self._num_blocks, stream, out_address, lse_address, fields)
+            blocks = self._num_blocks
+            kernels.run_merge(blocks, stream, out_address, lse_address, fields, parameters)
         if self._two_launches:
             assert self._decodes is not None
             self._decodes.run(q, k, v, out, lse, False, parameters)

@@ -91,13 +91,25 @@ class Merge:
         self._spec = spec
         self._arguments = self.kernel.arguments()
         self._arguments.set(num_kv_heads=shape.num_kv_heads)
-        rows = FieldWriter(self.kernel.generated.params, _MERGE_ROWS)
+        params = self.kernel.generated.params
+        rows = FieldWriter(params, _MERGE_ROWS)
         self._pack_rows, self._rows_offset = rows.pack_into, rows.offset
+        self._names = params.offsets.keys() - {*_MERGE_ROWS, "num_kv_heads"}  # of the variant
+        self._parameters: Parameters | None = None  # that are in the block
 
     def run(
-        self, num_blocks: int, stream: int, out: int, lse: int, fields: tuple[int, ...]
+        self,
+        num_blocks: int,
+        stream: int,
+        out: int,
+        lse: int,
+        fields: tuple[int, ...],
+        parameters: Parameters,
     ) -> None:
         """Launches it; see `LaunchSet.run_merge`."""
+        if self._parameters is not parameters:
+            self._arguments.set(**{name: parameters[name] for name in self._names})
+            self._parameters = parameters
         self._pack_rows(self._arguments.view, self._rows_offset, out, lse, *fields)
         grid = merge_grid(self._spec.head_dim_vo, self._spec.tile.q, num_blocks)
         self._launch(grid, stream, self._arguments.address)
@@ -160,12 +172,18 @@ class LaunchSet:
         return found
 
     def run_merge(
-        self, num_blocks: int, stream: int, out: int, lse: int, fields: tuple[int, ...]
+        self,
+        num_blocks: int,
+        stream: int,
+        out: int,
+        lse: int,
+        fields: tuple[int, ...],
+        parameters: Parameters,
     ) -> None:
         """Launches the merge for a plan of `num_blocks` thread blocks. `fields`: what follows out
-        and lse in its argument block."""
+        and lse in its argument block; `parameters`: of the variant."""
         assert self._merge is not None
-        self._merge.run(num_blocks, stream, out, lse, fields)
+        self._merge.run(num_blocks, stream, out, lse, fields, parameters)
 
     def q_map(self, q: torch.Tensor) -> TensorMapEncoder | None:
         """Of tensors shaped like q; None if the kernel takes q by pointer and strides."""

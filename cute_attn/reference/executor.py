@@ -47,7 +47,7 @@ def execute(
         q: (q_tokens, num_qo_heads, head_dim_qk), array or CPU tensor of any float dtype.
         k, v: as `cute_attn.formats.kv_views` takes them; v None if k is a whole paged cache.
         kv_format: where the keys are; page table on the host.
-        variant: masks and logits.
+        variant: the hooks.
         sm_scale: default 1 / sqrt(head_dim_qk).
         scalars: values of the variant's scalars; defaults where not given.
         tensors: the variant's tensors, arrays or CPU tensors.
@@ -56,8 +56,8 @@ def execute(
 
     Returns:
         out (q_tokens, num_qo_heads, head_dim_vo) and lse (q_tokens, num_qo_heads), natural log,
-        both of `dtype`. A row that sees no key has out 0 and lse -inf. Rows of q that belong to no
-        request are NaN.
+        both of `dtype`. A row that sees no key has out 0 and lse -inf, or what hooks on rows make
+        of that. Rows of q that belong to no request are NaN, and so is lse without softmax.
 
     Raises:
         ValueError: the arrays do not fit the plan or the format.
@@ -162,7 +162,7 @@ class _Run:
                 kv_idx=np.arange(begin, end)[None, :] + record.kv_pos,
             )
             if item.slot < 0:
-                self._finish(token, head, out, lse2)
+                self._finish(request, token, head, out, lse2)
             else:
                 self.partial_out[item.slot, : item.num_rows] = out
                 self.partial_lse[item.slot, : item.num_rows] = lse2
@@ -170,19 +170,23 @@ class _Run:
     def _attend(
         self, q: Array, k: Array, v: Array, *, batch: int, head: Array, q_idx: Array, kv_idx: Array
     ) -> tuple[Array, Array]:
-        """(out, base-2 lse) of packed query rows over some keys; 0 and -inf without any."""
+        """(out, base-2 lse) of packed query rows over some keys; 0 and -inf without any. Without
+        softmax the lse is 0, whatever the keys."""
         scores = (q @ k.T) * self.sm_scale
         if self.variant.logits is not None:
             bent = self.variant.logits(scores, batch, head, q_idx, kv_idx, **self.parameters)
             scores = bent.astype(self.dtype)
+        hidden = -np.inf if self.variant.softmax else 0
         if self.variant.mask is not None:
             visible = self.variant.mask(batch, head, q_idx, kv_idx, **self.parameters)
             visible = np.broadcast_to(visible, scores.shape)
-            scores = np.where(visible, scores, self.dtype.type(-np.inf))
+            scores = np.where(visible, scores, self.dtype.type(hidden))
             # What no row sees may be anything, NaN too (an evicted page): 0 * NaN must not count.
             seen_keys = np.any(visible, axis=0, keepdims=True)
             if not seen_keys.all():
                 v = np.where(seen_keys.T, v, self.dtype.type(0))
+        if not self.variant.softmax:
+            return scores @ v, np.zeros(len(scores), self.dtype)
         scores = scores * self.dtype.type(_LOG2_E)
         top = scores.max(axis=1, initial=-np.inf)
         seen = top > -np.inf
@@ -195,12 +199,25 @@ class _Run:
         """Merges the partial results of one split tile."""
         item = self.walker.tile_item(request, tile)
         slots = slice(first_slot, first_slot + num_slots)
-        out, lse2 = merge_partials(
-            self.partial_out[slots, : item.num_rows], self.partial_lse[slots, : item.num_rows]
-        )
+        outs, lses = (x[slots, : item.num_rows] for x in (self.partial_out, self.partial_lse))
+        out, lse2 = merge_partials(outs, lses) if self.variant.softmax else (sum(outs), lses[0])
         token, head = self._rows(item)
-        self._finish(token, head, out, lse2)
+        self._finish(request, token, head, out, lse2)
 
-    def _finish(self, token: Array, head: Array, out: Array, lse2: Array) -> None:
+    def _finish(self, request: int, token: Array, head: Array, out: Array, lse2: Array) -> None:
+        """Writes rows that have seen all their keys, through the hooks on them."""
+        variant, record = self.variant, self.plan.view.request(request)
+        lse = lse2 * self.dtype.type(math.log(2))
+        at = record.batch, head, token - record.q_start + record.q_pos
+        if variant.row_state is not None:
+            before, lse = lse, variant.row_state(lse, *at, **self.parameters)
+            with np.errstate(invalid="ignore"):  # of -inf - -inf
+                factor = np.where(before == -np.inf, 0, np.exp(before - lse))
+            out = out * factor.astype(self.dtype)[:, None]
+        if variant.output is not None:
+            columns = np.arange(out.shape[1])[None, :]
+            places = (at[0], at[1][:, None], at[2][:, None])
+            out = variant.output(out, *places, columns, **self.parameters)
         self.out[token, head] = out
-        self.lse[token, head] = lse2 * self.dtype.type(math.log(2))
+        if variant.softmax:
+            self.lse[token, head] = lse

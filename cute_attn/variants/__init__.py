@@ -4,12 +4,14 @@ from cute_attn.variants.analysis import EMPTY, FULL, PARTIAL
 from cute_attn.variants.band import Band
 from cute_attn.variants.builtin import (
     alibi,
+    attention_sinks,
     causal,
     chunked_local,
     document_mask,
     full,
     prefix_lm,
     relative_bias,
+    sigmoid_attention,
     sliding_window,
     soft_cap,
 )
@@ -30,12 +32,14 @@ __all__ = [
     "TraceError",
     "Variant",
     "alibi",
+    "attention_sinks",
     "causal",
     "chunked_local",
     "document_mask",
     "full",
     "prefix_lm",
     "relative_bias",
+    "sigmoid_attention",
     "sliding_window",
     "soft_cap",
 ]

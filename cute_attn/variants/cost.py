@@ -10,10 +10,12 @@ from cute_attn.variants.operations import FP32, INT, MUFU, OPERATIONS
 
 LOAD = "LOAD"
 CLASSES = (FP32, MUFU, INT, LOAD)
-OFTEN = ("score", "row", "launch")
-"""Per score; per query row and head, where a value does not depend on the key; per launch."""
+OFTEN = ("score", "element", "row", "launch")
+"""Per score; per element of the output; per query row and head, where a value depends on neither
+key nor column; per launch."""
 
 _PER_SCORE = frozenset({"score", "kv_idx"})
+_PER_ELEMENT = frozenset({"out", "d"})
 
 
 def operations(root: Expression) -> dict[str, Counter[str]]:
@@ -22,9 +24,16 @@ def operations(root: Expression) -> dict[str, Counter[str]]:
     for node in root.walk():
         if node.is_leaf:
             continue
-        often = "launch" if node.is_uniform else "row"
-        total["score" if node.reads & _PER_SCORE else often].update(_cost(node))
+        total[_often(node)].update(_cost(node))
     return total
+
+
+def _often(node: Expression) -> str:
+    if node.reads & _PER_SCORE:
+        return "score"
+    if node.reads & _PER_ELEMENT:
+        return "element"
+    return "launch" if node.is_uniform else "row"
 
 
 def _cost(node: Expression) -> Mapping[str, int]:

@@ -22,6 +22,9 @@ EVERYWHERE: Mapping[str, Interval] = {
     "h": (0.0, _POSITION),
     "q_idx": (-_POSITION, _POSITION),
     "kv_idx": (0.0, _POSITION),
+    "lse": WHOLE,
+    "out": WHOLE,
+    "d": (0.0, _POSITION),
 }
 """Every value of the arguments."""
 

@@ -12,7 +12,10 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 KINDS = ("bool", "i32", "f32")
-ARGUMENTS = {"score": "f32", "b": "i32", "h": "i32", "q_idx": "i32", "kv_idx": "i32"}
+ARGUMENTS = {
+    "score": "f32", "b": "i32", "h": "i32", "q_idx": "i32", "kv_idx": "i32", "lse": "f32",
+    "out": "f32", "d": "i32",
+}  # fmt: skip
 """What hooks are functions of, and the kind of each."""
 
 Constant = bool | int | float

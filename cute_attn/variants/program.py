@@ -27,8 +27,17 @@ from cute_attn.variants.traced_tensor import TracedTensor, recording
 ROLES = {
     "mask": ("b", "h", "q_idx", "kv_idx"),
     "logits": ("score", "b", "h", "q_idx", "kv_idx"),
+    "row_state": ("lse", "b", "h", "q_idx"),
+    "output": ("out", "b", "h", "q_idx", "d"),
 }
-"""Arguments of each hook."""
+"""Arguments of each hook. All but the mask transform their first one."""
+
+_RETURNS = {
+    "mask": "a truth value",
+    "logits": "a score",
+    "row_state": "a log-sum-exp",
+    "output": "an element of the output",
+}
 
 _KINDS = {"int": "i32", "i32": "i32", "float": "f32", "f32": "f32"}
 
@@ -38,8 +47,8 @@ class Program:
     """A hook as an expression.
 
     Attributes:
-        role: "mask" or "logits".
-        result: what it returns: bool for a mask, f32 for logits.
+        role: of the hook, a key of `ROLES`.
+        result: what it returns: bool for a mask, else f32.
         parameters: what it reads.
         names: the user's own names of values in it.
         places: the user's lines that read tensors.
@@ -75,15 +84,15 @@ class Program:
     def __call__(self, *arguments: Any, **parameters: Any) -> Any:
         """The value of the hook for arrays of arguments, which broadcast.
 
-        f32 is computed in the dtype of `score`; float32 in a mask.
+        f32 is computed in the dtype of what the hook transforms; float32 in a mask.
         """
         values: dict[str, Any] = dict(zip(ROLES[self.role], arguments, strict=True))
         if self.role == "mask":
             return evaluate(self.result, {**values, **parameters})
-        score = np.asarray(values["score"])
-        dtype = score.dtype if score.dtype in (np.float32, np.float64) else np.dtype(np.float32)
-        out = np.asarray(evaluate(self.result, {**values, **parameters}, dtype), dtype)
-        return np.broadcast_to(out, np.broadcast_shapes(out.shape, score.shape))
+        before = np.asarray(values[ROLES[self.role][0]])
+        dtype = before.dtype if before.dtype in (np.float32, np.float64) else np.dtype(np.float32)
+        after = np.asarray(evaluate(self.result, {**values, **parameters}, dtype), dtype)
+        return np.broadcast_to(after, np.broadcast_shapes(after.shape, before.shape))
 
     def bounds(self, leaves: Mapping[str, Interval]) -> Interval:
         """Bounds of the result where arguments and scalars are within `leaves`."""
@@ -98,7 +107,7 @@ def trace(role: str, function: Callable[..., Any], declared: tuple[Parameter, ..
     parameters of the variant by name: declared, or with a default number (int: i32, float: f32).
 
     Args:
-        role: "mask" or "logits".
+        role: of the hook, a key of `ROLES`.
         function: the user's.
         declared: parameters that it may read.
 
@@ -116,11 +125,10 @@ def trace(role: str, function: Callable[..., Any], declared: tuple[Parameter, ..
     if returned is None:
         raise trace_error(f"the {role} function returns None; is a return missing?", place)
     result = lift(returned)
-    if role == "mask" and result.kind != "bool":
-        raise trace_error(f"the mask function returns {result.kind}; it takes a truth value", place)
-    if role == "logits":
-        if result.kind == "bool":
-            raise trace_error("the logits function returns a truth value; it takes a score", place)
+    if (role == "mask") != (result.kind == "bool"):
+        kind = "a truth value" if result.kind == "bool" else result.kind
+        raise trace_error(f"the {role} function returns {kind}; it takes {_RETURNS[role]}", place)
+    if role != "mask":
         result = convert(result, "f32")
     parameters = join(parameters, tuple(record.captured))
     extra = result.reads - set(ROLES[role]) - {p.name for p in parameters}

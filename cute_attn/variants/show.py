@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from cute_attn.variants.variant import Variant
 
 
+_OFTEN = {"mask": "score", "logits": "score", "row_state": "row", "output": "element"}
+
+
 def show(variant: Variant) -> str:
     """See `Variant.show`."""
     lines = [f"variant {variant.name}"]
@@ -26,10 +29,10 @@ def show(variant: Variant) -> str:
     for t in variant.tensors:
         lines.append(f"  tensor {t.name}: {t.kind}, {t.dims} dims" + _comment(t))
     lines += _band(variant)
-    for role in ROLES:
-        hook = getattr(variant, role)
-        if hook is not None:
-            lines += ["", *_hook(role, hook)]
+    if not variant.softmax:
+        lines.append("  no softmax: scores weigh the values as they are")
+    for role, hook in variant.hooks.items():
+        lines += ["", *_hook(role, hook)]
     return "\n".join(lines)
 
 
@@ -76,7 +79,7 @@ def _hook(role: str, hook: Hook) -> Iterator[str]:
     if hook.program is not None:
         counts = operations(hook.program.result)
         for often in OFTEN:
-            if counts[often] or often == "score":
+            if counts[often] or often == _OFTEN[role]:
                 yield f"  operations per {often}: {in_words(counts[often])}"
 
 

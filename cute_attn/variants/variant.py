@@ -1,10 +1,14 @@
-"""A variant: which keys a query sees and what happens to its scores, as named hooks.
+"""A variant: which keys a query sees and what happens to its scores and its row, as named hooks.
 
-A hook is a Python function, traced, or C++ text. Both are functions of true positions, not of
+A hook is a Python function, traced, or C++ text. All are functions of true positions, not of
 indices into a tile:
 
-    mask    (b, h, q_idx, kv_idx) -> bool           keep the score?
-    logits  (score, b, h, q_idx, kv_idx) -> score   on the scaled score, before the mask
+    mask       (b, h, q_idx, kv_idx) -> bool           keep the score?
+    logits     (score, b, h, q_idx, kv_idx) -> score   on the scaled score, before the mask
+    row_state  (lse, b, h, q_idx) -> lse               of a row that has seen all its keys
+    output     (out, b, h, q_idx, d) -> out            of an element of such a row
+
+`softmax=False` takes scores as the weights of the values.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from cute_attn.abi import UNBOUNDED
 from cute_attn.variants import analysis, indices
 from cute_attn.variants.band import Band
 from cute_attn.variants.hook import Hook, both, traced
-from cute_attn.variants.interval import Interval
+from cute_attn.variants.interval import WHOLE, Interval
 from cute_attn.variants.parameters import Parameter, join, scalars_of, tensors_of
 from cute_attn.variants.program import ROLES
 from cute_attn.variants.scalar import Scalar
@@ -34,12 +38,18 @@ class Variant:
     Attributes:
         name: goes into kernel names; a C identifier.
         mask: hook, or None: every key within the request is visible.
-        logits: hook, or None: the scaled score is used as it is.
+        logits: hook, or None: the scaled score is used as it is. Without softmax it returns the
+            weight of the key.
         scalars: run-time numbers of the hooks.
         band: where keys can be visible at all.
         band_is_mask: True if the mask keeps everything inside the band, so that KV blocks that lie
             inside it need no mask code.
         tensors: run-time tensors of the hooks.
+        row_state: hook, or None. Given the log-sum-exp of a row (natural; -inf without keys), it
+            returns what the row's weights are to be normalised by: the output is multiplied with
+            exp(old - new), and the new one is what `lse` returns.
+        output: hook, or None: of the normalised float32 output, before it is rounded.
+        softmax: False: the output of a row is the sum of score times value, nothing normalises it.
     """
 
     name: str
@@ -49,6 +59,9 @@ class Variant:
     band: Band
     band_is_mask: bool
     tensors: tuple[Tensor, ...]
+    row_state: Hook | None
+    output: Hook | None
+    softmax: bool
 
     def __init__(
         self,
@@ -56,6 +69,9 @@ class Variant:
         mask: Callable[..., Any] | Hook | None = None,
         logits: Callable[..., Any] | Hook | None = None,
         *,
+        row_state: Callable[..., Any] | Hook | None = None,
+        output: Callable[..., Any] | Hook | None = None,
+        softmax: bool = True,
         params: Sequence[Parameter] = (),
         band: Band | None = None,
         band_is_mask: bool | None = None,
@@ -66,6 +82,9 @@ class Variant:
             name: a C identifier.
             mask: Python function of (b, h, q_idx, kv_idx) and parameters, traced now, or a `Hook`.
             logits: the same of (score, b, h, q_idx, kv_idx).
+            row_state: the same of (lse, b, h, q_idx).
+            output: the same of (out, b, h, q_idx, d), d the column of the output.
+            softmax: whether weights are the softmax of the scores, or the scores.
             params: scalars and tensors that the hooks read. Traced functions may also declare
                 scalars: a further parameter with a default number is one.
             band: of a mask in C++: where keys can be visible, by default everywhere. That of a
@@ -86,33 +105,78 @@ class Variant:
                 )
         parameters = join((), tuple(params))
         hooks: dict[str, Hook | None] = {}
-        for role, given in (("mask", mask), ("logits", logits)):
+        functions = {"mask": mask, "logits": logits, "row_state": row_state, "output": output}
+        for role, given in functions.items():
             hook = hooks[role] = _hook(name, role, given, parameters)
             if hook is not None and hook.program is not None:
                 parameters = join(parameters, hook.program.parameters)
         bands = _bands(name, hooks["mask"], parameters, band, band_is_mask)
-        self._set(name, hooks["mask"], hooks["logits"], parameters, *bands)
+        self._set(name, hooks, softmax, parameters, *bands)
 
     def _set(
         self,
         name: str,
-        mask: Hook | None,
-        logits: Hook | None,
+        hooks: Mapping[str, Hook | None],
+        softmax: bool,
         parameters: tuple[Parameter, ...],
         band: Band,
         band_is_mask: bool,
     ) -> Variant:
-        scalars, tensors = scalars_of(parameters), tensors_of(parameters)
-        values = (name, mask, logits, scalars, band, band_is_mask, tensors)
-        for field, value in zip(self.__dataclass_fields__, values, strict=True):
-            object.__setattr__(self, field, value)
+        if hooks.get("row_state") is not None and not softmax:
+            raise ValueError(
+                f"variant {name!r} has a row_state hook and softmax=False: weights that nothing"
+                " normalises have no log-sum-exp"
+            )
+        values = {
+            "name": name,
+            **{role: hooks.get(role) for role in ROLES},
+            "scalars": scalars_of(parameters),
+            "band": band,
+            "band_is_mask": band_is_mask,
+            "tensors": tensors_of(parameters),
+            "softmax": bool(softmax),
+        }
+        for field in self.__dataclass_fields__:
+            object.__setattr__(self, field, values[field])
         return self
 
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        if not self.tensors:
-            del shown["tensors"]
+        for name, plain in _PLAIN.items():
+            if shown[name] == plain:
+                del shown[name]
         return f"Variant({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    @property
+    def hooks(self) -> dict[str, Hook]:
+        """The hooks that it has, by role."""
+        found = {role: getattr(self, role) for role in ROLES}
+        return {role: hook for role, hook in found.items() if hook is not None}
+
+    @property
+    def finish(self) -> Variant | None:
+        """What of it concerns rows that have seen all their keys, and the merging of partial
+        results; None if nothing does. Equal for variants that differ in other hooks."""
+        rows = {role: self.hooks[role] for role in ("row_state", "output") if role in self.hooks}
+        if not rows and self.softmax:
+            return None
+        parameters = self.read_by(*rows)
+        new = Variant.__new__(Variant)
+        return new._set("finish", rows, self.softmax, parameters, Band(), True)
+
+    def read_by(self, *roles: str) -> tuple[Parameter, ...]:
+        """The parameters that hooks of these roles read."""
+        hooks = [self.hooks[role] for role in roles if role in self.hooks]
+        parameters = (*self.scalars, *self.tensors)
+        return tuple(p for p in parameters if any(hook.reads(p.name) for hook in hooks))
+
+    def weights_between(self) -> Interval:
+        """What weights are between, without softmax: (-inf, inf) where that is not known, as of
+        C++ text."""
+        if self.logits is None or self.logits.program is None:
+            return WHOLE
+        low, high = self.logits.program.bounds({})
+        return float(low), float(high)
 
     def values(self, given: Mapping[str, float | int] | None = None) -> dict[str, float | int]:
         """Scalar values: defaults overlaid with `given`; unknown names and bad values raise."""
@@ -152,8 +216,8 @@ class Variant:
     ) -> None:
         """Raises IndexError if a hook may read outside a tensor; see `indices.check`."""
         left, right = self.band.resolve(scalars)
-        for hook in (self.mask, self.logits):
-            for part in (hook.parts or (hook,)) if hook is not None else ():
+        for hook in self.hooks.values():
+            for part in hook.parts or (hook,):
                 if part.program is not None:
                     points = {name: (float(v), float(v)) for name, v in scalars.items()}
                     indices.check(part.program, shapes, {**points, **leaves}, (-right, left))
@@ -209,13 +273,14 @@ class Variant:
             ValueError: unknown names, values that a scalar cannot have, C++ text that reads one.
         """
         values = {name: self.values(scalars)[name] for name in scalars}
-        mask, logits = (None if x is None else x.bake(values) for x in (self.mask, self.logits))
+        hooks = {role: hook.bake(values) for role, hook in self.hooks.items()}
         left = tuple(s for s in self.scalars if s.name not in values)
         parameters = join(left, self.tensors)
         bands = self.band.bake(values), self.band_is_mask
+        mask = hooks.get("mask")
         if mask is not None and mask.program is not None:
             bands = _bands(self.name, mask, parameters, None, None)
-        return Variant.__new__(Variant)._set(self.name, mask, logits, parameters, *bands)
+        return Variant.__new__(Variant)._set(self.name, hooks, self.softmax, parameters, *bands)
 
     def show(self) -> str:
         """What became of it, as text: its scalars, the band derived from the mask, and of each hook
@@ -224,16 +289,23 @@ class Variant:
         return show(self)
 
     def __and__(self, other: Variant) -> Variant:
-        """Both: a key must pass both masks; only one of the two may transform logits."""
-        if self.logits and other.logits:
-            raise ValueError(f"{self.name!r} and {other.name!r} both transform logits")
+        """Both: a key must pass both masks; only one of the two may have another hook. Without
+        softmax if one of them is."""
+        for role in self.hooks.keys() & other.hooks.keys() - {"mask"}:
+            what = role.replace("_", " ")
+            raise ValueError(f"{self.name!r} and {other.name!r} both transform {what}")
         name, mask = f"{self.name}_{other.name}", both(self.mask, other.mask)
         parameters = join(join(self.scalars, other.scalars), join(self.tensors, other.tensors))
         bands = self.band & other.band, self.band_is_mask and other.band_is_mask
         if mask is not None and mask.program is not None:
             bands = _bands(name, mask, parameters, None, None)
-        new = Variant.__new__(Variant)
-        return new._set(name, mask, self.logits or other.logits, parameters, *bands)
+        hooks = {**self.hooks, **other.hooks, "mask": mask}
+        softmax = self.softmax and other.softmax
+        return Variant.__new__(Variant)._set(name, hooks, softmax, parameters, *bands)
+
+
+_PLAIN = {"tensors": (), "row_state": None, "output": None, "softmax": True}
+"""Fields that are not shown where they are this."""
 
 
 def _floats(limits: tuple[Any, Any]) -> Interval:

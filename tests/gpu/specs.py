@@ -25,9 +25,9 @@ from cute_attn import (
 from cute_attn.abi import UNBOUNDED
 from cute_attn.api.dispatch import all_specs, is_long, tiles_per_sm
 from cute_attn.api.fixed_kernels import FixedKernels
+from cute_attn.api.kernel import merge_of
 from cute_attn.codegen.kernels import (
     emit_append,
-    emit_merge,
     emit_merge_states,
     emit_plan_decode,
 )
@@ -71,7 +71,7 @@ def with_merges(specs: Iterable[KernelSpec]) -> list[AnyKernel]:
     for spec in specs:
         kernels.setdefault(spec.name, spec)
         if not spec.fuses_merge:
-            merge = emit_merge(spec.arch, spec.dtype, spec.head_dim_vo, spec.tile.q, spec.group)
+            merge = merge_of(spec)
             kernels.setdefault(merge.name, merge)
     return list(kernels.values())
 
