@@ -13,6 +13,8 @@ from cute_attn.codegen.hooks import (
     hidden_score,
     hook_headers,
     number_lines,
+    row_values,
+    score_factor,
     score_scale,
 )
 from cute_attn.codegen.params import cpp_struct
@@ -48,6 +50,8 @@ def kernel(
         hooks="\n\n".join(filter(None, (cpp_row_hooks(spec.variant), cpp_hooks(spec.variant)))),
         row_hooks=bool({"row_state", "output"} & spec.variant.hooks.keys()),
         score_scale=score_scale(spec.variant),
+        score_factor=score_factor(spec.variant),
+        row_values=row_values(spec.variant),
         hidden=hidden_score(spec.variant),
         smem_bytes=smem,
         dependent_launch=dependent_launch,

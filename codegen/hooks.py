@@ -8,17 +8,20 @@ text of a kernel, and with it its cache key, must not depend on where the user's
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 
 from cute_attn.variants import Hook, Scalar, Tensor, Variant
 from cute_attn.variants.band import Limit, as_expression
-from cute_attn.variants.printer import CPP_TYPES, HEADER_FUNCTIONS, cpp_expression
+from cute_attn.variants.expression import Expression
+from cute_attn.variants.printer import CPP_TYPES, HEADER_FUNCTIONS, cpp_body, cpp_expression
+from cute_attn.variants.program import Program
 
 _CPP = {"f32": "float", "i32": "int32_t"}
 _BACK = "#line back"  # until the whole file is known
 
 _SIGNATURES = {
-    "mask": ("bool", "int b, int h, int q_idx, int kv_idx"),
-    "logits": ("float", "float score, int b, int h, int q_idx, int kv_idx"),
+    "mask": ("bool", "int b, int h, int q_idx, int kv_idx, Lag lag"),
+    "logits": ("float", "float score, int b, int h, int q_idx, int kv_idx, Lag lag"),
     "row_state": ("float", "float lse, int b, int h, int q_idx"),
     "output": ("float", "float out, int b, int h, int q_idx, int d"),
 }
@@ -38,10 +41,47 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
         for t in variant.tensors
         if t in variant.read_by(*_OF_SCORES) and t not in there
     ]
-    for role in _OF_SCORES:
-        if role in variant.hooks and (mask or role != "mask"):
-            parts += _functions(role, variant.hooks[role], variant.scalars)
+    if values := row_values(variant, mask=mask):
+        parts.append(_struct_of_rows(values, variant.scalars))
+    for role in _roles(variant, mask):
+        parts += _functions(role, variant.hooks[role], variant.scalars, values=bool(values))
     return "\n\n".join(parts)
+
+
+def _roles(variant: Variant, mask: bool) -> list[str]:
+    """The hooks of scores that a kernel calls."""
+    return [role for role in _OF_SCORES if role in variant.hooks and (mask or role != "mask")]
+
+
+def row_values(variant: Variant, *, mask: bool = True) -> dict[str, Expression]:
+    """What the hooks of scores take from the struct `RowValues` of a query row; `mask` as in
+    `cpp_hooks`. With such values kernels make one by `row_values(params, b, h, q_idx)`."""
+    values: dict[str, Expression] = {}
+    for role in _roles(variant, mask):
+        if (program := variant.hooks[role].program) is not None:
+            values |= program.stages.rows
+    return values
+
+
+def _struct_of_rows(values: Mapping[str, Expression], scalars: tuple[Scalar, ...]) -> str:
+    """`RowValues`, and the function that computes one."""
+    lines = ["// What is the same for all keys of a query row.", "struct RowValues {"]
+    lines += [f"  {CPP_TYPES[value.kind]} {name};" for name, value in values.items()]
+    place, given = "Params const& params, int b, int h, int q_idx", "params, b, h, q_idx"
+    functions = []
+    for name, value in values.items():
+        body = cpp_body(value)
+        if "return" not in body:
+            body = f"return {body};"
+        functions += [
+            f"CUTE_DEVICE {CPP_TYPES[value.kind]} {name}({place}) {{",
+            *_scalars_read(scalars, value.reads),
+            *(f"  {line}" for line in body.split("\n")),
+            "}",
+        ]
+    calls = ", ".join(f"{name}({given})" for name in values)
+    functions += [f"CUTE_DEVICE RowValues row_values({place}) {{", f"  return {{{calls}}};", "}"]
+    return "\n".join([*lines, "};", *functions])
 
 
 def cpp_row_hooks(variant: Variant) -> str:
@@ -68,11 +108,32 @@ def cpp_row_hooks(variant: Variant) -> str:
     return "\n\n".join([*parts, "\n".join([*lines, "};"])])
 
 
+def score_factor(variant: Variant) -> str:
+    """What scores are multiplied with ahead of the logits hook: C++."""
+    return _times("params.sm_scale", variant, "factor")
+
+
 def score_scale(variant: Variant) -> str:
     """What scores are multiplied with ahead of the exponential, or to be weights: C++."""
-    if variant.softmax:
-        return "params.scale_log2"
-    return "1.f" if variant.logits else "params.sm_scale"  # the hook is given scaled scores
+    own = "params.scale_log2"
+    if not variant.softmax:  # a hook is given scaled scores
+        own = "1.f" if variant.logits else "params.sm_scale"
+    return _times(own, variant, "exponent")
+
+
+def _times(own: str, variant: Variant, stage: str) -> str:
+    """Times a factor of a launch that the logits hook has."""
+    program = variant.logits.program if variant.logits else None
+    factor: Expression | None = getattr(program.stages, stage) if program is not None else None
+    return own if factor is None else f"{own} * {_of_params(factor)}"
+
+
+def _of_params(expression: Expression) -> str:
+    """An expression of scalars over `params`."""
+    text = cpp_expression(expression)
+    if names := "|".join(sorted(expression.reads)):
+        text = re.sub(rf"\b({names})\b", r"params.\1", text)
+    return text if re.fullmatch(r"[\w.]+(\(.*\))?", text) else f"({text})"
 
 
 def hidden_score(variant: Variant) -> str:
@@ -84,20 +145,19 @@ def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
     """Headers that hooks and the limits of the band need, beside softmax.hpp."""
     limits = [cpp_limit(x) or "" for x in (variant.band.left, variant.band.right)]
     rows = cpp_row_hooks(variant)
-    words = re.findall(r"\w+", " ".join([cpp_hooks(variant, mask=mask), rows, *limits]))
-    functions = HEADER_FUNCTIONS.intersection(words)
+    factors = [score_factor(variant), score_scale(variant)]
+    texts = [cpp_hooks(variant, mask=mask), rows, *limits, *factors]
+    functions = HEADER_FUNCTIONS.intersection(re.findall(r"\w+", " ".join(texts)))
     found = ["cute_attn/finished_row.hpp"] * bool(rows)
-    return found + ["cute_attn/hook_functions.hpp"] * bool(functions)
+    found += ["cute_attn/hook_functions.hpp"] * bool(functions)
+    return found + ["cute_attn/lag.hpp"] * bool(_roles(variant, mask))
 
 
 def cpp_limit(limit: Limit | None) -> str | None:
     """A limit of a band as a C++ expression over `params`; None if there is none."""
     if limit is None or isinstance(limit, int):
         return None if limit is None else str(limit)
-    expression = as_expression(limit)
-    names = "|".join(sorted(expression.reads))
-    text = re.sub(rf"\b({names})\b", r"params.\1", cpp_expression(expression))
-    return f"min({text}, 1 << 30)"
+    return f"min({_of_params(as_expression(limit))}, 1 << 30)"
 
 
 def number_lines(text: str) -> str:
@@ -130,9 +190,14 @@ def _moved(message: str, name: str, file: str, first: int) -> str:
     return re.sub(rf"(?m)^{re.escape(name)}\((\d+)\)", moved, message)
 
 
-def _functions(role: str, hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
-    """The function of a hook; before it those of its parts, if it has some."""
+def _functions(
+    role: str, hook: Hook, scalars: tuple[Scalar, ...], *, values: bool = False
+) -> list[str]:
+    """The function of a hook; before it those of its parts, if it has some. values: hooks of scores
+    get the `RowValues` of the row."""
     kind, arguments = _SIGNATURES[role]
+    if values:
+        arguments = f"RowValues const& values, {arguments}"
     name, title = f"variant_{role}", f"// {role.capitalize().replace('_', ' ')}: {hook.name}."
     signature = f"CUTE_DEVICE {kind} {name}(Params const& params, {arguments}) {{"
     if not hook.parts:
@@ -147,10 +212,17 @@ def _functions(role: str, hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
     return [*parts, "\n".join([title, signature, f"  return {' && '.join(calls)};", "}"])]
 
 
-def _body(hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
-    lines = [
-        f"  {_CPP[s.kind]} const {s.name} = params.{s.name};" for s in scalars if hook.reads(s.name)
+def _scalars_read(scalars: tuple[Scalar, ...], names: Collection[str]) -> list[str]:
+    """Scalars under their own names, as far as a function reads them."""
+    return [
+        f"  {_CPP[s.kind]} const {s.name} = params.{s.name};" for s in scalars if s.name in names
     ]
+
+
+def _body(hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
+    if hook.program is not None and hook.program.role in _OF_SCORES and not hook.parts:
+        return _staged_body(hook.program, scalars)
+    lines = _scalars_read(scalars, [s.name for s in scalars if hook.reads(s.name)])
     if not hook.is_text:
         text = hook.cpp if hook.has_statements else f"return {hook.cpp};"
         return [*lines, *(f"  {line}" for line in text.split("\n"))]
@@ -158,6 +230,17 @@ def _body(hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
     if hook.has_statements:
         return [*lines, directive, *hook.cpp.split("\n"), _BACK]
     return [*lines, "  return (", directive, *hook.cpp.split("\n"), _BACK, "  );"]
+
+
+def _staged_body(program: Program, scalars: tuple[Scalar, ...]) -> list[str]:
+    """What is left for each score."""
+    with program.scalars_known():
+        stages = program.stages
+        text = cpp_body(stages.score, stages.names, lag=True)
+    if not re.search(r"\breturn\b", text):
+        text = f"return {text};"
+    lines = _scalars_read(scalars, stages.score.reads)
+    return [*lines, *(f"  {line}" for line in text.split("\n"))]
 
 
 def _accessor(tensor: Tensor) -> str:

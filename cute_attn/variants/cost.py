@@ -24,7 +24,7 @@ def operations(root: Expression) -> dict[str, Counter[str]]:
     for node in root.walk():
         if node.is_leaf:
             continue
-        total[_often(node)].update(_cost(node))
+        total[_often(node)].update(cost_of(node))
     return total
 
 
@@ -36,7 +36,7 @@ def _often(node: Expression) -> str:
     return "launch" if node.is_uniform else "row"
 
 
-def _cost(node: Expression) -> Mapping[str, int]:
+def cost_of(node: Expression) -> Mapping[str, int]:
     if node.op == "load":
         return {LOAD: 1, INT: 2 * len(node.args)}
     row = OPERATIONS[node.op]

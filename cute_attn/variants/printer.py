@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from cute_attn.variants.domain import bounds
-from cute_attn.variants.expression import ARGUMENTS, Expression
+from cute_attn.variants.expression import ARGUMENTS, Expression, constant
 from cute_attn.variants.operations import (
     AND,
     ATOM,
@@ -31,13 +31,14 @@ CPP_TYPES = {"bool": "bool", "i32": "int", "f32": "float"}
 
 HEADER_FUNCTIONS = frozenset(
     {
-        "fast_exp", "fast_sigmoid", "fast_sqrt", "fast_sin", "fast_cos", "fast_pow", "floor_div",
-        "floor_mod", "sigmoid_approx", "tanh_approx", "within",
+        "fast_exp", "fast_sigmoid", "fast_sqrt", "fast_sin", "fast_cos", "fast_pow", "fast_reciprocal",
+        "floor_div", "floor_mod", "sigmoid_approx", "tanh_approx", "within",
     }
 )  # fmt: skip
 """Those of `cute_attn/hook_functions.hpp`."""
 
 _LONGEST = 80
+_ONE = constant(1.0)
 
 _KEYWORDS = """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const
@@ -49,9 +50,8 @@ _KEYWORDS = """
     xor_eq
 """
 _OURS = """
-    params abs min max fabsf fminf fmaxf floorf ceilf truncf rintf rsqrtf erff fast_tanh scaled_tanh
-    exp2_approx
-    neg_infinity
+    params values lag abs min max fabsf fminf fmaxf floorf ceilf truncf rintf rsqrtf erff fast_tanh
+    scaled_tanh exp2_approx neg_infinity
 """
 _RESERVED = HEADER_FUNCTIONS.union(_KEYWORDS.split(), _OURS.split())
 
@@ -69,7 +69,9 @@ def literal(node: Expression) -> str:
     return f"{number!s}f"
 
 
-def cpp_body(root: Expression, names: Mapping[Expression, str] | None = None) -> str:
+def cpp_body(
+    root: Expression, names: Mapping[Expression, str] | None = None, *, lag: bool = False
+) -> str:
     """The body of a function that returns `root`: one expression, or statements.
 
     Arguments and scalars are under their own names.
@@ -77,8 +79,9 @@ def cpp_body(root: Expression, names: Mapping[Expression, str] | None = None) ->
     Args:
         root: the expression.
         names: names for some of its nodes.
+        lag: the function also has q_idx - kv_idx, the `Lag` of lag.hpp.
     """
-    return _Printer(root, names or {}).text()
+    return _Printer(root, names or {}, lag=lag).text()
 
 
 def cpp_expression(root: Expression) -> str:
@@ -86,11 +89,23 @@ def cpp_expression(root: Expression) -> str:
     return _Printer(root, {}, longest=None).text()
 
 
+def _sign_of_lag(node: Expression) -> int:
+    """1: it is q_idx - kv_idx; -1: kv_idx - q_idx; 0: neither."""
+    ends = [str(x.value) for x in node.args] if node.op == "sub" else []
+    return (ends == ["q_idx", "kv_idx"]) - (ends == ["kv_idx", "q_idx"])
+
+
 class _Printer:
     def __init__(
-        self, root: Expression, names: Mapping[Expression, str], longest: int | None = _LONGEST
+        self,
+        root: Expression,
+        names: Mapping[Expression, str],
+        longest: int | None = _LONGEST,
+        *,
+        lag: bool = False,
     ) -> None:
         self.root = root
+        self.has_lag = lag
         self.longest = longest
         self.uses = Counter(x for node in root.walk() for x in node.args)
         self.wanted = names
@@ -150,6 +165,8 @@ class _Printer:
             return str(node.value), ATOM
         if node.op == "mul" and (scaled := self._scaled_tanh(node)):
             return scaled
+        if self.has_lag and (lag := self._lag(node)):
+            return lag
         if node.op == "div" and node.args[1].is_uniform:
             return self._division(*node.args)
         if node.op in ("floordiv", "mod") and (plain := self._plain_division(node)):
@@ -189,16 +206,37 @@ class _Printer:
                 continue
             text = self.printed[factor][0]
             if inner.op == "div":
-                text = f"1.0f / {self._operand(factor, PRODUCT + 1)}"
+                text = self._division(_ONE, factor)[0]
             return f"scaled_tanh({self.printed[x][0]}, {text}, {self.printed[out][0]})", ATOM
         return None
 
+    def _lag(self, node: Expression) -> tuple[str, int] | None:
+        """The distance of query and key: as an integer, as a float, times a factor of the row."""
+        for factor, lag in (node.args, node.args[::-1]) if node.op == "mul" else ():
+            if node.kind == "f32" and lag.op == "to_f32" and lag not in self.named:
+                sign = _sign_of_lag(lag.args[0])
+                if sign and factor.reads.isdisjoint(("score", "kv_idx")):
+                    text = self._operand(factor, UNARY) if sign < 0 else self.printed[factor][0]
+                    return f"lag.times({'-' if sign < 0 else ''}{text})", ATOM
+        kind, distance = ("float", node.args[0]) if node.op == "to_f32" else ("int", node)
+        sign = 0 if distance in self.named else _sign_of_lag(distance)
+        if sign:
+            return (f"-{kind}(lag)", UNARY) if sign < 0 else (f"{kind}(lag)", ATOM)
+        return None
+
     def _division(self, x: Expression, y: Expression) -> tuple[str, int]:
-        """By what is the same for every score: its reciprocal is computed once."""
-        divisor = self._operand(y, PRODUCT + 1)
-        if x.is_uniform:
-            return f"{self._operand(x, PRODUCT)} / {divisor}", PRODUCT
-        return f"{self._operand(x, PRODUCT)} * (1.0f / {divisor})", PRODUCT
+        """By what is the same for every score: its reciprocal is computed once. That of a constant
+        is exact, that of a number of the launch the fast one: a division is a call."""
+        if y.is_constant:
+            reciprocal, precedence = f"1.0f / {self._operand(y, PRODUCT + 1)}", PRODUCT
+        else:
+            reciprocal, precedence = f"fast_reciprocal({self.printed[y][0]})", ATOM
+        if x.is_constant and x.value == 1:
+            return reciprocal, precedence
+        if y.is_constant and x.is_uniform:
+            return f"{self._operand(x, PRODUCT)} / {self._operand(y, PRODUCT + 1)}", PRODUCT
+        right = reciprocal if precedence == ATOM else f"({reciprocal})"
+        return f"{self._operand(x, PRODUCT)} * {right}", PRODUCT
 
     def _plain_division(self, node: Expression) -> tuple[str, int] | None:
         """Rounded down as in Python, where C++'s own operators do that."""

@@ -21,6 +21,7 @@ from cute_attn.variants.interval import Interval
 from cute_attn.variants.parameters import Parameter, join, scalars_of
 from cute_attn.variants.printer import cpp_body
 from cute_attn.variants.scalar import Scalar
+from cute_attn.variants.stages import Stages, in_stages
 from cute_attn.variants.traced import Traced, lift
 from cute_attn.variants.traced_tensor import TracedTensor, recording
 
@@ -80,6 +81,12 @@ class Program:
         """Its C++: one expression, or statements that end in `return`."""
         with self.scalars_known():
             return cpp_body(self.result, self.names)
+
+    @property
+    def stages(self) -> Stages:
+        """Its parts, by how often they are computed; of a mask or a logits hook."""
+        with self.scalars_known():
+            return in_stages(self.role, self.result, self.parameters, self.names)
 
     def __call__(self, *arguments: Any, **parameters: Any) -> Any:
         """The value of the hook for arrays of arguments, which broadcast.

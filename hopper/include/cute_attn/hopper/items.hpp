@@ -5,6 +5,7 @@
 #include <cute_attn/hopper/ring.hpp>
 #include <cute_attn/hopper/tile_copy.hpp>
 #include <cute_attn/hopper/wgmma.hpp>
+#include <cute_attn/lag.hpp>
 #include <cute_attn/work.hpp>
 
 namespace cute_attn {
@@ -53,17 +54,30 @@ CUTE_DEVICE void zero_tail(Smem& smem, Ring ring, int valid_keys) {
   cutlass::arch::NamedBarrier::sync(128, kTailZeroed + consumer());
 }
 
-// Calls f(score, head, q_idx, key) for this thread's scores of one KV block; key: index in the
-// request.
+// The query of a packed row.
+template <int kGroup>
+struct RowOfThread {
+  int head, q_idx;
+
+  // One of the thread's two rows.
+  CUTE_DEVICE RowOfThread(Item const& item, int half) {
+    int const packed = item.row_begin + thread_row() + 8 * half;
+    head = item.kv_head * kGroup + packed % kGroup;
+    q_idx = item.request.q_pos + packed / kGroup;
+  }
+};
+
+// Calls f(score, half, key, lag) for this thread's scores of one KV block: of its row `half`; key: index
+// in the request; lag: q_idx less the key's position.
 template <int kTileKV, int kGroup, int N, class F>
 CUTE_DEVICE void for_each_position(Item const& item, int block, float (&score)[N], F f) {
+  int const key = block * kTileKV + 2 * (threadIdx.x % 4);
+  int const first = item.request.q_pos - item.request.kv_pos - key;
   CUTE_UNROLL
   for (int half = 0; half < 2; ++half) {
-    int const packed = item.row_begin + thread_row() + 8 * half;
-    int const q_idx = item.request.q_pos + packed / kGroup;
-    int const head = item.kv_head * kGroup + packed % kGroup;
-    int const key = block * kTileKV + 2 * (threadIdx.x % 4);
-    for_each_score(score, half, [&](float& s, int column) { f(s, head, q_idx, key + column); });
+    Lag const lag = row_lag<kGroup>(first, item.row_begin + thread_row(), half);
+    for_each_score(score, half,
+                   [&](float& s, int column) { f(s, half, key + column, lag - column); });
   }
 }
 
