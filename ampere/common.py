@@ -19,6 +19,7 @@ from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, has_dependent_launch
+from cute_attn.variants.program import ROW_ROLES
 
 _HERE = Path(__file__).parent
 
@@ -46,7 +47,7 @@ def kernel(
         paged=spec.loader == "paged",
         params_struct=cpp_struct(params),
         hooks="\n\n".join(filter(None, (cpp_row_hooks(spec.variant), cpp_hooks(spec.variant)))),
-        row_hooks=bool({"row_state", "output"} & spec.variant.hooks.keys()),
+        row_hooks=any(role in spec.variant.hooks for role in ROW_ROLES),
         score_scale=score_scale(spec.variant),
         hidden=hidden_score(spec.variant),
         smem_bytes=smem,

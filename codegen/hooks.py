@@ -12,6 +12,7 @@ import re
 from cute_attn.variants import Hook, Scalar, Tensor, Variant
 from cute_attn.variants.band import Limit, as_expression
 from cute_attn.variants.printer import CPP_TYPES, HEADER_FUNCTIONS, cpp_expression
+from cute_attn.variants.program import ROW_ROLES
 
 _CPP = {"f32": "float", "i32": "int32_t"}
 _BACK = "#line back"  # until the whole file is known
@@ -23,7 +24,6 @@ _SIGNATURES = {
     "output": ("float", "float out, int b, int h, int q_idx, int d"),
 }
 _OF_SCORES = ("mask", "logits")
-_OF_ROWS = ("row_state", "output")
 
 
 def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
@@ -32,7 +32,7 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
     A file that holds them goes through `number_lines` when it is complete. What `cpp_row_hooks`
     has printed is there.
     """
-    there = variant.read_by(*_OF_ROWS)
+    there = variant.read_by(*ROW_ROLES)
     parts = [
         _accessor(t)
         for t in variant.tensors
@@ -47,7 +47,7 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
 def cpp_row_hooks(variant: Variant) -> str:
     """The struct `RowHooks` that finished_row.hpp takes, with the hooks on rows that have seen all
     their keys; empty if the variant has none. Goes ahead of `cpp_hooks`."""
-    roles = [role for role in _OF_ROWS if role in variant.hooks]
+    roles = [role for role in ROW_ROLES if role in variant.hooks]
     if not roles:
         return ""
     parts = [_accessor(t) for t in variant.tensors if t in variant.read_by(*roles)]

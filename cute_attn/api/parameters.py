@@ -41,6 +41,7 @@ def bind(
     tensors: Mapping[str, torch.Tensor] | None,
     device: torch.device,
     num_qo_heads: int,
+    head_dim_vo: int,
     step: AnyStep,
 ) -> Parameters:
     """Checks a variant's parameters for one step.
@@ -51,6 +52,7 @@ def bind(
         tensors: by name. None: those that the variant captured; if it has others, they are missing.
         device: where they have to be.
         num_qo_heads: query heads.
+        head_dim_vo: columns of the output.
         step: how far indices can reach.
 
     Raises:
@@ -73,16 +75,19 @@ def bind(
             raise ValueError(f"{name} has strides {x.stride()}; the last one must be 1")
         if max(x.shape) >= 1 << 31:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; it takes less than 2^31 each")
-    if isinstance(step, Step) and (leaves := _reach(step, num_qo_heads)) is not None:
+    if isinstance(step, Step):
         shapes = {name: tuple(x.shape) for name, x in found.items()}
-        variant.check_indices(shapes, leaves, scalars)
+        rows = step.requests.q_len > 0
+        scores = _reach(step, rows & (step.requests.kv_len > 0), num_qo_heads, head_dim_vo)
+        finished = _reach(step, rows, num_qo_heads, head_dim_vo)
+        variant.check_indices(shapes, scores, scalars, finished)
     return Parameters(scalars, found)
 
 
-def _reach(step: Step, num_qo_heads: int) -> dict[str, Any] | None:
-    """What requests, heads and positions of a step are between; None if it has no scores."""
+def _reach(step: Step, live: Any, num_qo_heads: int, head_dim_vo: int) -> dict[str, Any] | None:
+    """What requests, heads, positions and columns of the `live` requests of a step are between;
+    None if there are none."""
     q_len, kv_len = step.requests.q_len, step.requests.kv_len
-    live = (q_len > 0) & (kv_len > 0)
     if not live.any():
         return None
     requests = np.flatnonzero(live)
@@ -92,4 +97,5 @@ def _reach(step: Step, num_qo_heads: int) -> dict[str, Any] | None:
         "h": (0.0, num_qo_heads - 1.0),
         "q_idx": (float((kv_len - q_len)[live].min()), longest - 1),
         "kv_idx": (0.0, longest - 1),
+        "d": (0.0, head_dim_vo - 1.0),
     }

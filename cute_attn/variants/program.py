@@ -32,6 +32,9 @@ ROLES = {
 }
 """Arguments of each hook. All but the mask transform their first one."""
 
+ROW_ROLES = ("row_state", "output")
+"""Those of hooks on rows that have seen all their keys."""
+
 _RETURNS = {
     "mask": "a truth value",
     "logits": "a score",
