@@ -13,14 +13,14 @@ from cute_attn.codegen.hooks import (
     hidden_score,
     hook_headers,
     number_lines,
+    reads_lag,
     row_values,
-    score_factor,
-    score_scale,
 )
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, has_dependent_launch
+from cute_attn.variants.program import ROW_ROLES
 
 _HERE = Path(__file__).parent
 
@@ -48,10 +48,9 @@ def kernel(
         paged=spec.loader == "paged",
         params_struct=cpp_struct(params),
         hooks="\n\n".join(filter(None, (cpp_row_hooks(spec.variant), cpp_hooks(spec.variant)))),
-        row_hooks=bool({"row_state", "output"} & spec.variant.hooks.keys()),
-        score_scale=score_scale(spec.variant),
-        score_factor=score_factor(spec.variant),
+        row_hooks=any(role in spec.variant.hooks for role in ROW_ROLES),
         row_values=row_values(spec.variant),
+        lag=reads_lag(spec.variant),
         hidden=hidden_score(spec.variant),
         smem_bytes=smem,
         dependent_launch=dependent_launch,

@@ -60,11 +60,11 @@ _GROUP_BOX = (
 
 _COMMON = (
     Field("num_kv_heads", "i32", "KV heads"),
-    Field("sm_scale", "f32", "softmax scale"),
+    Field("sm_scale", "f32", "softmax scale, times what the logits hook multiplies scores with"),
     Field(
         "scale_log2",
         "f32",
-        "scores to base-2 exponents: sm_scale * log2(e), or log2(e) after a hook",
+        "scores to base-2 exponents: log2(e) times sm_scale or times the last factor of a hook",
     ),
 )
 

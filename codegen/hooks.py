@@ -14,19 +14,18 @@ from cute_attn.variants import Hook, Scalar, Tensor, Variant
 from cute_attn.variants.band import Limit, as_expression
 from cute_attn.variants.expression import Expression
 from cute_attn.variants.printer import CPP_TYPES, HEADER_FUNCTIONS, cpp_body, cpp_expression
-from cute_attn.variants.program import Program
+from cute_attn.variants.program import ROW_ROLES, Program
 
 _CPP = {"f32": "float", "i32": "int32_t"}
 _BACK = "#line back"  # until the whole file is known
 
 _SIGNATURES = {
-    "mask": ("bool", "int b, int h, int q_idx, int kv_idx, Lag lag"),
-    "logits": ("float", "float score, int b, int h, int q_idx, int kv_idx, Lag lag"),
+    "mask": ("bool", "int b, int h, int q_idx, int kv_idx"),
+    "logits": ("float", "float score, int b, int h, int q_idx, int kv_idx"),
     "row_state": ("float", "float lse, int b, int h, int q_idx"),
     "output": ("float", "float out, int b, int h, int q_idx, int d"),
 }
 _OF_SCORES = ("mask", "logits")
-_OF_ROWS = ("row_state", "output")
 
 
 def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
@@ -35,7 +34,7 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
     A file that holds them goes through `number_lines` when it is complete. What `cpp_row_hooks`
     has printed is there.
     """
-    there = variant.read_by(*_OF_ROWS)
+    there = variant.read_by(*ROW_ROLES)
     parts = [
         _accessor(t)
         for t in variant.tensors
@@ -43,8 +42,12 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
     ]
     if values := row_values(variant, mask=mask):
         parts.append(_struct_of_rows(values, variant.scalars))
+    further = (
+        "RowValues const& values, " * bool(values),
+        ", Lag lag" * reads_lag(variant, mask=mask),
+    )
     for role in _roles(variant, mask):
-        parts += _functions(role, variant.hooks[role], variant.scalars, values=bool(values))
+        parts += _functions(role, variant.hooks[role], variant.scalars, further)
     return "\n\n".join(parts)
 
 
@@ -61,6 +64,12 @@ def row_values(variant: Variant, *, mask: bool = True) -> dict[str, Expression]:
         if (program := variant.hooks[role].program) is not None:
             values |= program.stages.rows
     return values
+
+
+def reads_lag(variant: Variant, *, mask: bool = True) -> bool:
+    """Whether hooks of scores want the `Lag` of query and key: then all of a kernel's get it."""
+    programs = [variant.hooks[role].program for role in _roles(variant, mask)]
+    return any("lag" in re.findall(r"\w+", _of_score(x)) for x in programs if x is not None)
 
 
 def _struct_of_rows(values: Mapping[str, Expression], scalars: tuple[Scalar, ...]) -> str:
@@ -87,7 +96,7 @@ def _struct_of_rows(values: Mapping[str, Expression], scalars: tuple[Scalar, ...
 def cpp_row_hooks(variant: Variant) -> str:
     """The struct `RowHooks` that finished_row.hpp takes, with the hooks on rows that have seen all
     their keys; empty if the variant has none. Goes ahead of `cpp_hooks`."""
-    roles = [role for role in _OF_ROWS if role in variant.hooks]
+    roles = [role for role in ROW_ROLES if role in variant.hooks]
     if not roles:
         return ""
     parts = [_accessor(t) for t in variant.tensors if t in variant.read_by(*roles)]
@@ -108,26 +117,6 @@ def cpp_row_hooks(variant: Variant) -> str:
     return "\n\n".join([*parts, "\n".join([*lines, "};"])])
 
 
-def score_factor(variant: Variant) -> str:
-    """What scores are multiplied with ahead of the logits hook: C++."""
-    return _times("params.sm_scale", variant, "factor")
-
-
-def score_scale(variant: Variant) -> str:
-    """What scores are multiplied with ahead of the exponential, or to be weights: C++."""
-    own = "params.scale_log2"
-    if not variant.softmax:  # a hook is given scaled scores
-        own = "1.f" if variant.logits else "params.sm_scale"
-    return _times(own, variant, "exponent")
-
-
-def _times(own: str, variant: Variant, stage: str) -> str:
-    """Times a factor of a launch that the logits hook has."""
-    program = variant.logits.program if variant.logits else None
-    factor: Expression | None = getattr(program.stages, stage) if program is not None else None
-    return own if factor is None else f"{own} * {_of_params(factor)}"
-
-
 def _of_params(expression: Expression) -> str:
     """An expression of scalars over `params`."""
     text = cpp_expression(expression)
@@ -145,12 +134,11 @@ def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
     """Headers that hooks and the limits of the band need, beside softmax.hpp."""
     limits = [cpp_limit(x) or "" for x in (variant.band.left, variant.band.right)]
     rows = cpp_row_hooks(variant)
-    factors = [score_factor(variant), score_scale(variant)]
-    texts = [cpp_hooks(variant, mask=mask), rows, *limits, *factors]
+    texts = [cpp_hooks(variant, mask=mask), rows, *limits]
     functions = HEADER_FUNCTIONS.intersection(re.findall(r"\w+", " ".join(texts)))
     found = ["cute_attn/finished_row.hpp"] * bool(rows)
     found += ["cute_attn/hook_functions.hpp"] * bool(functions)
-    return found + ["cute_attn/lag.hpp"] * bool(_roles(variant, mask))
+    return found + ["cute_attn/lag.hpp"] * reads_lag(variant, mask=mask)
 
 
 def cpp_limit(limit: Limit | None) -> str | None:
@@ -191,13 +179,12 @@ def _moved(message: str, name: str, file: str, first: int) -> str:
 
 
 def _functions(
-    role: str, hook: Hook, scalars: tuple[Scalar, ...], *, values: bool = False
+    role: str, hook: Hook, scalars: tuple[Scalar, ...], further: tuple[str, str] = ("", "")
 ) -> list[str]:
-    """The function of a hook; before it those of its parts, if it has some. values: hooks of scores
-    get the `RowValues` of the row."""
-    kind, arguments = _SIGNATURES[role]
-    if values:
-        arguments = f"RowValues const& values, {arguments}"
+    """The function of a hook; before it those of its parts, if it has some. further: arguments
+    ahead of its own, and behind them."""
+    kind, own = _SIGNATURES[role]
+    arguments = further[0] + own + further[1]
     name, title = f"variant_{role}", f"// {role.capitalize().replace('_', ' ')}: {hook.name}."
     signature = f"CUTE_DEVICE {kind} {name}(Params const& params, {arguments}) {{"
     if not hook.parts:
@@ -232,15 +219,16 @@ def _body(hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
     return [*lines, "  return (", directive, *hook.cpp.split("\n"), _BACK, "  );"]
 
 
-def _staged_body(program: Program, scalars: tuple[Scalar, ...]) -> list[str]:
-    """What is left for each score."""
+def _of_score(program: Program) -> str:
+    """What a hook of scores leaves to do for each, as C++."""
     with program.scalars_known():
-        stages = program.stages
-        text = cpp_body(stages.score, stages.names, lag=True)
-    if not re.search(r"\breturn\b", text):
-        text = f"return {text};"
-    lines = _scalars_read(scalars, stages.score.reads)
-    return [*lines, *(f"  {line}" for line in text.split("\n"))]
+        text = cpp_body(program.stages.score, program.stages.names, lag=True)
+    return text if re.search(r"\breturn\b", text) else f"return {text};"
+
+
+def _staged_body(program: Program, scalars: tuple[Scalar, ...]) -> list[str]:
+    lines = _scalars_read(scalars, program.stages.score.reads)
+    return [*lines, *(f"  {line}" for line in _of_score(program).split("\n"))]
 
 
 def _accessor(tensor: Tensor) -> str:

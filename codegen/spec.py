@@ -75,7 +75,7 @@ class KernelSpec:
             (Hopper: by TMA, page sizes that are a multiple of 16). "gather": Hopper, through a page
             table by cp.async, any page size.
         group: query heads per KV head.
-        variant: masks and logits.
+        variant: the hooks.
         tile: a row of the architecture's table.
         delays: debugging aid (hopper_tile): every warp sleeps for random times between the steps of
             its role, which must not change a bit of the result. See hopper/delays.py.
@@ -138,9 +138,9 @@ class KernelSpec:
                 f"fixed_pieces is True; {self.schedule!r} does not cut tiles itself, only"
                 " 'ampere_decode' does"
             )
-        low, high = self.variant.weights_between()
-        if not self.variant.softmax and self.dtype == "fp16" and max(-low, high) > _FP16_MAX:
-            if self.variant.logits is None or self.variant.logits.program is not None:
+        if self.dtype == "fp16" and not self.variant.softmax:
+            low, high = self.variant.weights_between() or (0.0, 0.0)
+            if max(-low, high) > _FP16_MAX:
                 reasons.append(
                     f"dtype is 'fp16', which ends at {_FP16_MAX}, but weights of variant"
                     f" {self.variant.name!r} are between {low:g} and {high:g}: clamp what the"

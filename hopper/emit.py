@@ -16,9 +16,8 @@ from cute_attn.codegen.hooks import (
     hidden_score,
     hook_headers,
     number_lines,
+    reads_lag,
     row_values,
-    score_factor,
-    score_scale,
 )
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
@@ -130,9 +129,8 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         hooks=cpp_hooks(variant, mask=not variant.band_is_mask),
         row_hooks=cpp_row_hooks(variant),
         output_hooks=_output_hooks(variant),
-        score_scale=score_scale(variant),
-        score_factor=score_factor(variant),
         row_values=row_values(variant, mask=not variant.band_is_mask),
+        lag=reads_lag(variant, mask=not variant.band_is_mask),
         hidden=hidden_score(variant),
         hook_headers=hook_headers(variant, mask=not variant.band_is_mask),
         paged=spec.loader != "ragged",

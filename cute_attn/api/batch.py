@@ -361,8 +361,7 @@ class BatchAttention:
         tensors: Mapping[str, torch.Tensor] | None,
         step: AnyStep,
     ) -> Parameters:
-        shape = self._shape
-        parameters = bind(shape.variant, scalars, tensors, shape.device, shape.num_qo_heads, step)
+        parameters = bind(self._shape, scalars, tensors, step)
         self._backend.check_parameters(parameters)
         return parameters
 
@@ -401,13 +400,15 @@ class BatchAttention:
             v: as k with head_dim_vo; its strides may differ from k's.
             out: (q_tokens, num_qo_heads, head_dim_vo), to be written.
             lse: (q_tokens, num_qo_heads) float32, contiguous, to be written.
-            return_lse: also return the log-sum-exp of each row's scores (natural logarithm).
+            return_lse: also return the log-sum-exp of each row's scores (natural logarithm), as a
+                row_state hook returns it. Not for variants without softmax.
             scalars: other values for the variant's scalars than planned; not for those that decide
                 which keys are read (e.g. window_left: plan again).
             tensors: the variant's tensors, where they are others than planned.
 
         Returns:
-            out, or (out, lse) if return_lse or lse is given. Rows that see no key: out 0, lse -inf.
+            out, or (out, lse) if return_lse or lse is given. Rows that see no key: out 0, lse -inf,
+            or what the variant's hooks on rows make of that.
 
         Raises:
             TypeError, ValueError: a tensor does not fit the plan; nothing was launched.
@@ -423,6 +424,11 @@ class BatchAttention:
         values = self._parameters
         if scalars is not None or tensors is not None:
             values = self._override(scalars or {}, tensors)
+        if (return_lse or lse is not None) and not self._shape.variant.softmax:
+            raise ValueError(
+                f"{'lse is given' if lse is not None else 'return_lse is True'}, but variant"
+                f" {self._shape.variant.name!r} has no softmax, so its rows have no log-sum-exp"
+            )
         if values.missing is not None:
             raise ValueError(f"the variant reads tensor {values.missing!r}: give it in tensors=")
         try:

@@ -57,7 +57,7 @@ class Problem:
         dtype: "bf16" or "fp16".
         head_dim_qk, head_dim_vo: elements.
         group: query heads per KV head.
-        variant: masks and logits.
+        variant: the hooks.
         page_size: tokens per page, or None for ragged KV.
     """
 

@@ -26,7 +26,6 @@ from cute_attn.formats import KVViews
 from cute_attn.runtime.tensor_map import TensorMapEncoder, TensorMapSpec, replace_address
 from cute_attn.scheduler import Constants, Geometry
 
-_LOG2_E = math.log2(math.e)
 _MAX_BINDINGS = 1024
 # Of these, a kernel has what it needs: q_map, or q and its strides; arrivals if it merges itself.
 _ROWS = (
@@ -250,11 +249,7 @@ class LaunchSet:
     def _fill(self, binding: Binding, views: KVViews, paging: Paging, spare: int) -> None:
         """Writes everything of an argument block but rows and parameters."""
         shape, arguments = self._shape, binding.arguments
-        arguments.set(
-            num_kv_heads=shape.num_kv_heads,
-            sm_scale=shape.sm_scale,
-            scale_log2=_LOG2_E if shape.variant.logits else shape.sm_scale * _LOG2_E,
-        )
+        arguments.set(num_kv_heads=shape.num_kv_heads)
         if views.page_size:
             magic, shift = page_division(views.page_size)
             arguments.set(

@@ -200,7 +200,10 @@ class _Run:
         item = self.walker.tile_item(request, tile)
         slots = slice(first_slot, first_slot + num_slots)
         outs, lses = (x[slots, : item.num_rows] for x in (self.partial_out, self.partial_lse))
-        out, lse2 = merge_partials(outs, lses) if self.variant.softmax else (sum(outs), lses[0])
+        if self.variant.softmax:
+            out, lse2 = merge_partials(outs, lses)
+        else:
+            out, lse2 = outs.sum(axis=0), lses[0]
         token, head = self._rows(item)
         self._finish(request, token, head, out, lse2)
 

@@ -31,8 +31,8 @@ CPP_TYPES = {"bool": "bool", "i32": "int", "f32": "float"}
 
 HEADER_FUNCTIONS = frozenset(
     {
-        "fast_exp", "fast_sigmoid", "fast_sqrt", "fast_sin", "fast_cos", "fast_pow", "fast_reciprocal",
-        "floor_div", "floor_mod", "sigmoid_approx", "tanh_approx", "within",
+        "fast_exp", "fast_sigmoid", "fast_sqrt", "fast_sin", "fast_cos", "fast_pow",
+        "fast_reciprocal", "floor_div", "floor_mod", "sigmoid_approx", "tanh_approx", "within",
     }
 )  # fmt: skip
 """Those of `cute_attn/hook_functions.hpp`."""

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import FrameType
 from typing import Any
 
@@ -32,6 +33,9 @@ ROLES = {
     "output": ("out", "b", "h", "q_idx", "d"),
 }
 """Arguments of each hook. All but the mask transform their first one."""
+
+ROW_ROLES = ("row_state", "output")
+"""Those of hooks on rows that have seen all their keys."""
 
 _RETURNS = {
     "mask": "a truth value",
@@ -82,7 +86,7 @@ class Program:
         with self.scalars_known():
             return cpp_body(self.result, self.names)
 
-    @property
+    @cached_property
     def stages(self) -> Stages:
         """Its parts, by how often they are computed; of a mask or a logits hook."""
         with self.scalars_known():

@@ -2,8 +2,8 @@
 
 A kernel passes 64 scores of a row and more through the hook at a time, and does so again for every
 KV block. What does not depend on the key is computed when the row begins, as far as that is worth a
-register. Positive factors of the score on its way in and out are factors that it has anyway: of
-`sm_scale`, and of the exponent.
+register. Factors of the score on its way in and out are left to those that it has anyway:
+`sm_scale` and the base of the exponentials, which the host multiplies.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class Stages:
     """The parts of a hook.
 
     Attributes:
-        factor: the score is multiplied with it ahead of `score`; None: with nothing.
+        factor: the score is multiplied with it ahead of `score`, by `sm_scale`; None: with nothing.
         rows: values of the query row by name.
         score: what is done to each score. It reads `rows` as leaves under "values.NAME".
-        exponent: what `score` gives is multiplied with it; positive. None: with nothing.
+        exponent: what `score` gives is multiplied with it, by `scale_log2`; positive. None: with
+            nothing.
         names: the user's names of values in `score`.
     """
 

@@ -25,7 +25,7 @@ from cute_attn.variants.band import Band
 from cute_attn.variants.hook import Hook, both, traced
 from cute_attn.variants.interval import WHOLE, Interval
 from cute_attn.variants.parameters import Parameter, join, scalars_of, tensors_of
-from cute_attn.variants.program import ROLES
+from cute_attn.variants.program import ROLES, ROW_ROLES
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.show import show
 from cute_attn.variants.tensor import Tensor
@@ -157,7 +157,7 @@ class Variant:
     def finish(self) -> Variant | None:
         """What of it concerns rows that have seen all their keys, and the merging of partial
         results; None if nothing does. Equal for variants that differ in other hooks."""
-        rows = {role: self.hooks[role] for role in ("row_state", "output") if role in self.hooks}
+        rows = {role: hook for role, hook in self.hooks.items() if role in ROW_ROLES}
         if not rows and self.softmax:
             return None
         parameters = self.read_by(*rows)
@@ -167,15 +167,19 @@ class Variant:
     def read_by(self, *roles: str) -> tuple[Parameter, ...]:
         """The parameters that hooks of these roles read."""
         hooks = [self.hooks[role] for role in roles if role in self.hooks]
-        parameters = (*self.scalars, *self.tensors)
+        parameters: tuple[Parameter, ...] = (*self.scalars, *self.tensors)
         return tuple(p for p in parameters if any(hook.reads(p.name) for hook in hooks))
 
-    def weights_between(self) -> Interval:
-        """What weights are between, without softmax: (-inf, inf) where that is not known, as of
-        C++ text."""
-        if self.logits is None or self.logits.program is None:
+    def weights_between(self) -> tuple[float, float] | None:
+        """What weights are between, without softmax; None: not known, of a hook in C++."""
+        if self.logits is None:
             return WHOLE
-        low, high = self.logits.program.bounds({})
+        if self.logits.program is None:
+            return None
+        # Of finite scores and scalars: of what may be infinite hardly a sum is known.
+        largest = float(np.finfo(np.float32).max)
+        finite = {s.name: np.clip(s.bounds, -largest, largest) for s in self.scalars}
+        low, high = self.logits.program.bounds({"score": (-largest, largest), **finite})
         return float(low), float(high)
 
     def values(self, given: Mapping[str, float | int] | None = None) -> dict[str, float | int]:
@@ -211,12 +215,23 @@ class Variant:
     def check_indices(
         self,
         shapes: Mapping[str, Sequence[int]],
-        leaves: Mapping[str, Interval],
+        scores: Mapping[str, Interval] | None,
         scalars: Mapping[str, float | int],
+        rows: Mapping[str, Interval] | None = None,
     ) -> None:
-        """Raises IndexError if a hook may read outside a tensor; see `indices.check`."""
+        """Raises IndexError if a hook may read outside a tensor.
+
+        Args:
+            shapes: of the tensors.
+            scores: what the arguments of hooks on scores are between; None: there are no scores.
+            scalars: values.
+            rows: the same of hooks on rows; None: there are no rows.
+        """
         left, right = self.band.resolve(scalars)
-        for hook in self.hooks.values():
+        for role, hook in self.hooks.items():
+            leaves = rows if role in ROW_ROLES else scores
+            if leaves is None:
+                continue
             for part in hook.parts or (hook,):
                 if part.program is not None:
                     points = {name: (float(v), float(v)) for name, v in scalars.items()}

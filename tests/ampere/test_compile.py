@@ -10,7 +10,15 @@ from cute_attn import ampere
 from cute_attn.ampere.tiles import register_limit
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.runtime import CompiledKernel, CompileRequest, build_kernel, count_opcodes
-from cute_attn.variants import causal, full, sliding_window, soft_cap
+from cute_attn.variants import (
+    Variant,
+    attention_sinks,
+    causal,
+    full,
+    sigmoid_attention,
+    sliding_window,
+    soft_cap,
+)
 from tests.ampere.specs import ARCHS, HEAD_DIMS, SCHEDULES, even_keys, make_spec
 
 
@@ -28,6 +36,10 @@ def assert_clean(spec: KernelSpec) -> CompiledKernel:
     return kernel
 
 
+DOUBLED = Variant("doubled", output=lambda out, b, h, q_idx, d: 2 * out)
+ON_ROWS = causal() & attention_sinks() & DOUBLED
+WEIGHTS = causal() & sigmoid_attention(4096)
+
 REPRESENTATIVE = [
     make_spec("ampere_tile", arch="sm_80", loader="paged", group=4),
     make_spec("ampere_tile", arch="sm_89", dtype="fp16", head_dim=64, variant=full()),
@@ -35,6 +47,10 @@ REPRESENTATIVE = [
     make_spec("ampere_decode", arch="sm_86", loader="paged", group=5),
     make_spec("ampere_decode", arch="sm_90", dtype="fp16", head_dim=256, variant=full()),
     make_spec("ampere_decode", arch="sm_80", loader="paged", group=4, fixed_pieces=True),
+    make_spec("ampere_tile", arch="sm_80", loader="paged", group=4, variant=WEIGHTS),
+    make_spec("ampere_tile", arch="sm_80", head_dim=64, group=4, variant=ON_ROWS),
+    make_spec("ampere_decode", arch="sm_90", loader="paged", group=4, variant=ON_ROWS),
+    make_spec("ampere_decode", arch="sm_80", group=4, variant=WEIGHTS & DOUBLED, fixed_pieces=True),
 ]
 MATRIX = [
     make_spec(
@@ -80,7 +96,7 @@ FURTHER_VARIANTS = [
         SCHEDULES,
         ("sm_80", "sm_86", "sm_90"),
         HEAD_DIMS,
-        (causal() & sliding_window(), causal() & soft_cap(), even_keys()),
+        (causal() & sliding_window(), causal() & soft_cap(), even_keys(), ON_ROWS, WEIGHTS),
     )
 ]
 

@@ -9,7 +9,15 @@ import pytest
 from cute_attn import ampere
 from cute_attn.ampere.tiles import row_tiles
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
-from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
+from cute_attn.variants import (
+    Variant,
+    attention_sinks,
+    causal,
+    full,
+    sigmoid_attention,
+    sliding_window,
+    soft_cap,
+)
 from tests.ampere.specs import SCHEDULES, even_keys, make_spec
 
 STEP = {"ampere_tile": "void attend_block(", "ampere_decode": "void attend_keys("}
@@ -76,6 +84,39 @@ def test_logits_hook_only_if_the_variant_has_one(schedule: str) -> None:
     body = text[text.index(STEP[schedule]) :]
     assert body.index("transform_scores(") < body.index("mask_scores(")
     assert "float logits_soft_cap;" in text
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_weights_in_the_place_of_a_softmax(schedule: str) -> None:
+    plain = text_of(make_spec(schedule))
+    sigmoid = text_of(make_spec(schedule, variant=causal() & sigmoid_attention(64)))
+    softmax = {"ampere_tile": "OnlineSoftmax", "ampere_decode": "KeySoftmax"}[schedule]
+    weights = {"ampere_tile": "ScoreWeights", "ampere_decode": "KeyWeights"}[schedule]
+    assert weights in sigmoid and softmax not in sigmoid
+    assert weights not in plain and softmax in plain
+    assert "visible ? score : 0.f;" in sigmoid and "visible ? score : neg_infinity();" in plain
+    assert "params.partial_lse[" not in sigmoid and "params.lse[" not in sigmoid
+    assert re.search(r"(start|softmax)\(1\.f\);", sigmoid)
+    linear = text_of(make_spec(schedule, variant=Variant("linear", softmax=False)))
+    assert re.search(r"(start|softmax)\(params\.sm_scale\);", linear)
+    assert ("MergeSum" in sigmoid) == (schedule == "ampere_decode")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_hooks_on_rows_act_on_finished_ones(schedule: str) -> None:
+    doubled = Variant("doubled", output=lambda out, b, h, q_idx, d: 2 * out)
+    plain, sinks, both = (
+        text_of(make_spec(schedule, variant=v))
+        for v in (full(), attention_sinks(), attention_sinks() & doubled)
+    )
+    assert "finish_" not in plain and "finished_row.hpp" not in plain
+    assert "variant_output" not in sinks and "variant_output" in both
+    if schedule == "ampere_tile":
+        for text in (sinks, both):
+            assert text.count("if (item.slot < 0) finish_rows(params, item, ") == 1
+    else:  # of a whole tile, and of its pieces
+        assert sinks.count("finish_state<RowHooks>(") == 2
+        assert both.count("finish_output<RowHooks>(") == 2
 
 
 def test_one_buffer_or_a_ring() -> None:

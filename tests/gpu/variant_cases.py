@@ -18,18 +18,20 @@ from cute_attn import (
     RaggedKV,
     Variant,
     alibi,
+    attention_sinks,
     causal,
     choose,
     chunked_local,
     document_mask,
     prefix_lm,
     relative_bias,
+    sigmoid_attention,
     sliding_window,
     soft_cap,
 )
 from cute_attn.api.dispatch import tiles_per_sm
 from cute_attn.scheduler.constants import H200
-from cute_attn.variants import Hook, Scalar, Tensor
+from cute_attn.variants import Hook, Scalar, Tensor, functions
 
 HEADS, KV_HEADS, DIM, LONGEST = 8, 2, 64, 400
 LENGTHS = {
@@ -38,6 +40,8 @@ LENGTHS = {
     "decode": ([1, 1, 1], [400, 1, 138]),
 }
 """(q_len, kv_len) of the requests."""
+ROW_LENGTHS = {**LENGTHS, "empty": ([3, 40, 1], [0, 17, 138])}
+"""The same for hooks on rows, which rows without keys have as well."""
 
 Dense = Callable[..., Any]
 
@@ -50,12 +54,18 @@ class VariantCase:
         variant: the program.
         keep: the mask of the dense formula, of (b, h, i, j); None: all.
         bend: the score of it, of (s, b, h, i, j); None: as it is.
+        state: its log-sum-exp, of (lse, b, h, i); None: as it is.
+        finish: its output, of (out, b, h, i, d); None: as it is.
+        softmax: False: scores are weights.
         scalars, tensors: of the variant.
     """
 
     variant: Variant
     keep: Dense | None = None
     bend: Dense | None = None
+    state: Dense | None = None
+    finish: Dense | None = None
+    softmax: bool = True
     scalars: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -110,12 +120,31 @@ def prefixes(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, prefix: Any) -> Any:
     return (kv_idx <= q_idx) | (kv_idx < prefix[b])
 
 
+def gated(out: Any, b: Any, h: Any, q_idx: Any, d: Any, *, gate: Any, shift: float = 0.2) -> Any:
+    return out * gate[h, d] + 0.1 * (q_idx % 5) + shift * b
+
+
+def gated_on_tensors(out: Any, b: Any, h: Any, i: Any, d: Any) -> Any:
+    return out * _on(GATE, out)[h, d] + 0.1 * (i % 5) + 0.3 * b
+
+
+def tempered(lse: Any, b: Any, h: Any, q_idx: Any) -> Any:
+    return functions.maximum(lse, 0.25 * h) + 0.01 * (q_idx % 3) - 0.5 * b
+
+
+def relu_squared(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    positive = functions.maximum(score, 0.0)
+    return positive * positive
+
+
 STEP = Scalar("step", "i32", 3, "distance of visible keys", lower=1)
 EVEN = Hook("even", "kv_idx % 2 == 0", lambda b, h, q_idx, kv_idx: kv_idx % 2 == 0)
 SLOPES = torch.linspace(0.01, 0.06, HEADS)
 DOCUMENTS = (random(4, 3, LONGEST) > 2).cumsum(-1).int()
 BIAS = random(5, HEADS, 33)
 ALLOWED = random(6, LONGEST, LONGEST) > 0
+SINK = torch.tensor([-40.0, 40.0, 0.0, 1.0, -2.0, 3.0, 5.0, 8.0])
+GATE = random(8, HEADS, DIM)
 PREFIX = torch.tensor([90, 0, 170], dtype=torch.int32)
 
 
@@ -200,7 +229,59 @@ CASES = {
         lambda b, h, i, j: (j <= i) | (j < int(PREFIX[b])),
         tensors={"prefix": PREFIX},
     ),
+    "sinks": VariantCase(
+        causal() & attention_sinks(),
+        _seen,
+        state=lambda lse, b, h, i: torch.logaddexp(lse, _on(SINK, lse)[h]),
+        tensors={"sink": SINK},
+    ),
+    "tempered": VariantCase(
+        Variant("tempered", row_state=tempered, output=gated, params=[Tensor("gate", "f32", 2)]),
+        state=lambda lse, b, h, i: lse.clamp(min=0.25 * h) + 0.01 * (i % 3) - 0.5 * b,
+        finish=gated_on_tensors,
+        scalars={"shift": 0.3},
+        tensors={"gate": GATE},
+    ),
+    "sigmoid": VariantCase(
+        causal() & sigmoid_attention(LONGEST),
+        _seen,
+        lambda s, b, h, i, j: 1 / (1 + LONGEST * (-s).exp()),
+        softmax=False,
+    ),
+    "linear": VariantCase(Variant("linear", softmax=False), softmax=False),
+    "squares": VariantCase(
+        sliding_window()
+        & Variant(
+            "squares",
+            logits=relu_squared,
+            output=gated,
+            softmax=False,
+            params=[Tensor("gate", "f32", 2)],
+        ),
+        lambda b, h, i, j: i - j < 71,
+        lambda s, b, h, i, j: s.relu() ** 2,
+        finish=gated_on_tensors,
+        softmax=False,
+        scalars={"window_left": 70, "shift": 0.3},
+        tensors={"gate": GATE},
+    ),
+    "all_hooks": VariantCase(
+        causal()
+        & soft_cap()
+        & attention_sinks()
+        & Variant("gated", output=gated, params=[Tensor("gate", "f32", 2)]),
+        _seen,
+        lambda s, b, h, i, j: 1.5 * (s / 1.5).tanh(),
+        state=lambda lse, b, h, i: torch.logaddexp(lse, _on(SINK, lse)[h]),
+        finish=gated_on_tensors,
+        scalars={"logits_soft_cap": 1.5, "shift": 0.3},
+        tensors={"sink": SINK, "gate": GATE},
+    ),
 }
+ROW_CASES = [name for name, x in CASES.items() if x.state or x.finish or not x.softmax]
+"""Those that act on rows."""
+PAGE_SIZES = (None, 1, 16)
+"""Of their KV."""
 PAGED = frozenset(list(CASES)[::2])
 """Those with pages of 16 keys; the others are ragged."""
 
@@ -208,7 +289,8 @@ PAGED = frozenset(list(CASES)[::2])
 def dense(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b: int, case: VariantCase
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse of one request, (length, heads, dim), the last query at the last key."""
+    """out and lse of one request, (length, heads, dim), the last query at the last key; lse is 0
+    without softmax."""
     q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 0) for x in (k, v))
     i = torch.arange(q.shape[1], device=q.device)[:, None] + k.shape[1] - q.shape[1]
@@ -219,10 +301,17 @@ def dense(
         scores = case.bend(scores, b, h, i, j)
     if case.keep is not None:
         hidden = ~case.keep(b, h, i, j).expand(scores.shape)
-        scores = scores.masked_fill(hidden, -torch.inf)
-    lse = scores.logsumexp(-1)
-    p = (scores - lse.nan_to_num(neginf=0.0)[..., None]).exp()
-    return (p @ v).transpose(0, 1), lse.transpose(0, 1)
+        scores = scores.masked_fill(hidden, -torch.inf if case.softmax else 0)
+    lse, p = torch.zeros_like(q[..., 0]), scores
+    if case.softmax:
+        lse = scores.logsumexp(-1)
+        if case.state is not None:
+            lse = case.state(lse, b, h[..., 0], i[:, 0])
+        p = (scores - lse.nan_to_num(neginf=0.0)[..., None]).exp()
+    out = p @ v
+    if case.finish is not None:
+        out = case.finish(out, b, h, i, torch.arange(DIM, device=q.device))
+    return out.transpose(0, 1), lse.transpose(0, 1)
 
 
 def outputs(
@@ -233,17 +322,19 @@ def outputs(
     *,
     schedule: str | None = None,
     with_plan: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(out, lse, their dense counterparts) of one case.
+    page_size: int | None = -1,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    """(out, lse, their dense counterparts) of one case; lse is None without softmax.
 
     Args:
         name: of CASES.
-        phase: of LENGTHS.
+        phase: of ROW_LENGTHS.
         device, dtype: of q, k and v.
         schedule: kernel family, or None.
         with_plan: tensors are given to plan(), else to run().
+        page_size: None: ragged; -1: ragged, or 16 for those of PAGED.
     """
-    case, (q_len, kv_len) = CASES[name], LENGTHS[phase]
+    case, (q_len, kv_len) = CASES[name], ROW_LENGTHS[phase]
     rows, keys = ([0, *itertools.accumulate(x)] for x in (q_len, kv_len))
     q = random(0, rows[-1], HEADS, DIM).to(device, dtype)
     k, v = (random(s, keys[-1], KV_HEADS, DIM).to(device, dtype) for s in (1, 2))
@@ -251,11 +342,16 @@ def outputs(
     batch = BatchAttention(
         HEADS, KV_HEADS, DIM, dtype=dtype, variant=case.variant, device=device, schedule=schedule
     )
-    kv_format, cache = _pages(k, v, keys) if name in PAGED else (RaggedKV(keys), (k, v))
+    if page_size == -1:
+        page_size = 16 if name in PAGED else None
+    kv_format, cache = RaggedKV(keys), (k, v)
+    if page_size is not None:
+        kv_format, cache = _pages(k, v, keys, page_size)
     given = tensors if with_plan else None
     batch.plan(rows, kv_format, scalars=case.scalars, tensors=given)
     later = None if with_plan else tensors
-    out, lse = batch.run(q, *cache, return_lse=True, tensors=later)
+    result = batch.run(q, *cache, return_lse=case.softmax, tensors=later)
+    out, lse = result if case.softmax else (result, None)
     wanted = [
         dense(q[begin:end], k[keys[b] : keys[b + 1]], v[keys[b] : keys[b + 1]], b, case)
         for b, (begin, end) in enumerate(itertools.pairwise(rows))
@@ -263,33 +359,38 @@ def outputs(
     return out, lse, torch.cat([x for x, _ in wanted]), torch.cat([x for _, x in wanted])
 
 
-def _pages(k: torch.Tensor, v: torch.Tensor, keys: list[int]) -> tuple[PagedKV, Any]:
-    """The same keys in pages of 16, the pages of a request from the back to the front."""
+def _pages(
+    k: torch.Tensor, v: torch.Tensor, keys: list[int], size: int
+) -> tuple[PagedKV, tuple[torch.Tensor, ...]]:
+    """The same keys in pages of `size`, the pages of a request from the back to the front."""
     lengths = np.diff(keys)
-    pages = -(-lengths // 16)
+    pages = -(-lengths // size)
     indptr = np.concatenate([[0], np.cumsum(pages)])
-    cache = k.new_zeros(int(indptr[-1]), 2, 16, *k.shape[1:])
+    cache = k.new_zeros(int(indptr[-1]), 2, size, *k.shape[1:])
     indices: list[int] = []
     for b, count in enumerate(pages.tolist()):
         own = list(range(int(indptr[b]), int(indptr[b]) + count))[::-1]
         indices += own
         for n, page in enumerate(own):
-            rows = slice(keys[b] + 16 * n, min(keys[b] + 16 * n + 16, keys[b + 1]))
-            size = rows.stop - rows.start
-            cache[page, 0, :size], cache[page, 1, :size] = k[rows], v[rows]
-    last = (lengths - 16 * (pages - 1)).tolist()
-    return PagedKV(indptr.tolist(), indices, last, 16), (cache,)
+            rows = slice(keys[b] + size * n, min(keys[b] + size * n + size, keys[b + 1]))
+            used = rows.stop - rows.start
+            cache[page, 0, :used], cache[page, 1, :used] = k[rows], v[rows]
+    last = (lengths - size * (pages - 1)).clip(min=1).tolist()  # of no page: not looked at
+    return PagedKV(indptr.tolist(), indices, last, size), (cache,)
 
 
 def kernels(arch: str) -> list[KernelSpec]:
     """Every kernel that the cases take on a GPU, `ampere_tile` included."""
     specs = []
     for name, case in CASES.items():
-        page_size = 16 if name in PAGED else None
-        problem = Problem(arch, "bf16", DIM, DIM, HEADS // KV_HEADS, case.variant, page_size)
-        for q_len, _ in LENGTHS.values():
-            rows = max(q_len) * HEADS // KV_HEADS
-            tiles = tiles_per_sm(np.array(q_len), rows, KV_HEADS, H200.sms)
-            specs.append(choose(problem, rows=rows, tiles_per_sm=tiles))
-        specs.append(choose(problem, rows=None, schedule="ampere_tile"))
+        on_rows = name in ROW_CASES
+        for page_size in PAGE_SIZES if on_rows else (16 if name in PAGED else None,):
+            problem = Problem(arch, "bf16", DIM, DIM, HEADS // KV_HEADS, case.variant, page_size)
+            for q_len, _ in ROW_LENGTHS.values():
+                rows = max(q_len) * HEADS // KV_HEADS
+                tiles = tiles_per_sm(np.array(q_len), rows, KV_HEADS, H200.sms)
+                specs.append(choose(problem, rows=rows, tiles_per_sm=tiles))
+                if on_rows and arch == "sm_90a":
+                    specs.append(choose(problem, rows=rows, schedule="hopper_tile"))
+            specs.append(choose(problem, rows=None, schedule="ampere_tile"))
     return list(dict.fromkeys(specs))

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from cute_attn import hopper
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.runtime import CompiledKernel, CompileRequest, build_kernel, count_opcodes
-from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
+from cute_attn.variants import (
+    Tensor,
+    Variant,
+    attention_sinks,
+    causal,
+    full,
+    sigmoid_attention,
+    sliding_window,
+    soft_cap,
+)
 
 Dims = int | tuple[int, int]  # head_dim, or (head_dim_qk, head_dim_vo)
 
@@ -47,6 +57,15 @@ def assert_clean(kernel: CompiledKernel) -> None:
     assert kernel.resources.registers == {256: 240, 384: 168, 512: 128}[threads]
 
 
+def scaled() -> Variant:
+    def scaled(out: Any, b: Any, h: Any, q_idx: Any, d: Any, *, scale: Any) -> Any:
+        return out * scale[h, d]
+
+    return Variant("scaled", output=scaled, params=[Tensor("scale", "f32", 2)])
+
+
+SINKS, SIGMOID = causal() & attention_sinks(), causal() & sigmoid_attention(4096)
+
 REPRESENTATIVE = [
     (128, "bf16", "ragged", 1, full()),
     (128, "fp16", "paged", 4, causal()),
@@ -58,6 +77,10 @@ REPRESENTATIVE = [
     (80, "fp16", "gather", 1, full()),
     ((192, 128), "bf16", "paged", 1, causal()),
     (256, "bf16", "ragged", 5, full()),
+    (128, "bf16", "ragged", 1, SINKS),
+    (128, "bf16", "ragged", 1, SIGMOID),
+    (128, "fp16", "paged16", 4, SINKS & scaled()),
+    (256, "bf16", "gather", 4, SIGMOID & scaled()),
 ]
 FEW_ROWS = [
     (64, "bf16", "gather", 3, causal() & sliding_window()),
@@ -65,6 +88,8 @@ FEW_ROWS = [
     (128, "fp16", "ragged", 1, causal() & soft_cap()),
     ((192, 128), "bf16", "paged", 1, causal()),
     (256, "bf16", "gather", 4, causal()),
+    (128, "bf16", "paged16", 4, SINKS & scaled()),
+    (128, "bf16", "ragged", 1, SIGMOID),
 ]
 MATRIX = [
     (dims, dtype, loader, 4, variant)
@@ -76,7 +101,12 @@ MATRIX = [
     (dims, "bf16", loader, group, variant)
     for dims in hopper.head_dims()
     for loader in ("ragged", "paged", "paged16", "gather")
-    for variant in (causal() & sliding_window(), causal() & soft_cap())
+    for variant in (
+        causal() & sliding_window(),
+        causal() & soft_cap(),
+        causal() & sliding_window() & attention_sinks() & scaled(),
+        SIGMOID & scaled(),
+    )
     for group in (1, 3)
 ]
 
@@ -189,6 +219,24 @@ def test_a_step_looks_for_no_maximum(dims: Dims, variant: Variant) -> None:
         usual = count_opcodes(without_second_pass(step))
         assert usual["MUFU"] == 2 * usual["F2FP"] >= 32  # each score once, packed in pairs
         assert usual["FMNMX"] == 0 and count_opcodes(step)["FMNMX"] > 0
+
+
+@pytest.mark.parametrize("dims", [64, 128])
+def test_a_sigmoid_takes_one_mufu_operation(dims: int) -> None:
+    """As a softmax does; there is no second pass, and no maximum but that of the exponent."""
+    (step,) = loops(build(dims, "bf16", "ragged", 1, sigmoid_attention(4096)).sass)
+    opcodes = count_opcodes(step)
+    assert opcodes["MUFU"] == 2 * opcodes["F2FP"] >= 32
+    assert opcodes["FMNMX"] == opcodes["MUFU"]
+
+
+@pytest.mark.parametrize("dims", [64, 128, 256])
+def test_sinks_change_no_loop(dims: int) -> None:
+    with_sinks, plain = (
+        [count_opcodes(step) for step in loops(build(dims, "bf16", "ragged", 1, v).sass)]
+        for v in (SINKS, causal())
+    )
+    assert with_sinks == plain
 
 
 def without_second_pass(step: str) -> str:

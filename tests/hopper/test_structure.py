@@ -9,7 +9,16 @@ import pytest
 
 from cute_attn import hopper
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
-from cute_attn.variants import Hook, Variant, causal, full, sliding_window, soft_cap
+from cute_attn.variants import (
+    Hook,
+    Variant,
+    attention_sinks,
+    causal,
+    full,
+    sigmoid_attention,
+    sliding_window,
+    soft_cap,
+)
 
 
 def spec(
@@ -38,6 +47,10 @@ def even_keys() -> Variant:
     return Variant("even", mask=hook, band_is_mask=False)
 
 
+def doubled() -> Variant:
+    return Variant("doubled", output=lambda out, b, h, q_idx, d: 2 * out)
+
+
 VARIANTS = (
     full(),
     causal(),
@@ -45,6 +58,8 @@ VARIANTS = (
     causal() & soft_cap(),
     causal() & sliding_window() & soft_cap(),
     even_keys(),
+    causal() & attention_sinks(),
+    causal() & sigmoid_attention(512),
 )
 
 
@@ -92,6 +107,32 @@ def test_a_mask_that_is_no_band_is_applied_to_every_block() -> None:
 def test_logits_hook_only_where_the_variant_has_one() -> None:
     assert "variant_logits" not in text(variant=causal())
     assert "variant_logits(params, s * params.sm_scale" in text(variant=soft_cap())
+
+
+def test_weights_in_the_place_of_a_softmax() -> None:
+    plain, sigmoid = text(variant=causal()), text(variant=causal() & sigmoid_attention(512))
+    assert "LazyWeights" not in plain and "LazySoftmax" not in sigmoid
+    assert "softmax = LazyWeights(1.f);" in sigmoid  # the hook is given scaled scores
+    assert "softmax = LazyWeights(params.sm_scale);" in text(variant=Variant("x", softmax=False))
+    # Hidden keys weigh nothing.
+    assert "begin" not in sigmoid[sigmoid.index("keep_columns(") :].split(";")[0]
+    assert "keep_columns(score, half, 0, end, 0.f);" in sigmoid
+    assert "keep_columns(score, half, 0, end);" in plain
+    assert "s = keep ? s : 0.f;" in text(variant=even_keys() & sigmoid_attention(512))
+    assert "NoRowHooks, false>;" in sigmoid and "RowHooks" not in plain
+
+
+def test_hooks_on_rows_only_where_there_are_some() -> None:
+    sinks, both = text(variant=attention_sinks()), text(variant=attention_sinks() & doubled())
+    assert "finished_row.hpp" not in text() and "finished_row.hpp" in sinks
+    assert ", RowHooks, true>;" in sinks and ", RowHooks, true>;" in both
+    assert "variant_row_state" in sinks and "variant_output" not in sinks
+    assert "variant_output" in both
+    # Nothing else of the kernel changes.
+    loop = sinks.index("---- consumers")
+    assert sinks[loop:].replace(spec(variant=attention_sinks()).name, "") == text()[
+        text().index("---- consumers") :
+    ].replace(spec().name, "")
 
 
 def test_loaders_print_only_their_own_producer() -> None:
