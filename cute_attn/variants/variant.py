@@ -178,8 +178,10 @@ class Variant:
             return None
         # Of finite scores and scalars: of what may be infinite hardly a sum is known.
         largest = float(np.finfo(np.float32).max)
-        finite = {s.name: np.clip(s.bounds, -largest, largest) for s in self.scalars}
-        low, high = self.logits.program.bounds({"score": (-largest, largest), **finite})
+        finite: dict[str, Interval] = {"score": (-largest, largest)}
+        for s in self.scalars:
+            finite[s.name] = max(s.bounds[0], -largest), min(s.bounds[1], largest)
+        low, high = self.logits.program.bounds(finite)
         return float(low), float(high)
 
     def values(self, given: Mapping[str, float | int] | None = None) -> dict[str, float | int]:

@@ -6,6 +6,7 @@ requests of 8k keys, 32/8 heads, over pages of 16.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,12 +19,14 @@ from cute_attn import (
     Problem,
     Variant,
     alibi,
+    attention_sinks,
     causal,
     choose,
     document_mask,
     full,
     prefix_lm,
     relative_bias,
+    sigmoid_attention,
     sliding_window,
     soft_cap,
 )
@@ -49,6 +52,8 @@ class VariantCase:
     Attributes:
         variant: what is measured.
         keep, bend: the formula.
+        sinks: (heads,) logits that take part in the softmax, or None.
+        softmax: False: scores are weights.
         scalars: of the variant.
         tensors: of the variant, on the CPU.
     """
@@ -56,6 +61,8 @@ class VariantCase:
     variant: Variant
     keep: Keep
     bend: Bend = field(default=lambda scores, h, i, j: scores)
+    sinks: torch.Tensor | None = None
+    softmax: bool = True
     scalars: dict[str, float | int] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -74,6 +81,7 @@ def variant_cases(requests: int, length: int, heads: int) -> dict[str, VariantCa
     documents = (torch.arange(length, dtype=torch.int32) // DOCUMENT).repeat(requests, 1)
     generator = torch.Generator().manual_seed(7)
     bias = torch.randn(heads, 2 * REACH + 1, generator=generator)
+    sinks = torch.linspace(-2, 6, heads)
     prefix = length // 4
 
     def with_slopes(scores: torch.Tensor, h: Any, i: Any, j: Any) -> torch.Tensor:
@@ -109,6 +117,16 @@ def variant_cases(requests: int, length: int, heads: int) -> dict[str, VariantCa
         ),
         "relative": VariantCase(
             causal() & relative_bias(REACH), _past, with_bias, tensors={"bias": bias}
+        ),
+        "sinks": VariantCase(
+            causal() & attention_sinks(), _past, sinks=sinks, tensors={"sink": sinks}
+        ),
+        "sigmoid": VariantCase(
+            causal() & sigmoid_attention(1),  # the default is part of the kernel's name
+            _past,
+            lambda scores, h, i, j: 1 / (1 + length * (-scores).exp()),
+            softmax=False,
+            scalars={"sigmoid_bias": -math.log(length)},
         ),
     }
 
