@@ -9,7 +9,7 @@ from cute_attn.variants.band import Limit, as_expression
 from cute_attn.variants.cost import OFTEN, in_words, operations
 from cute_attn.variants.expression import Expression
 from cute_attn.variants.hook import Hook
-from cute_attn.variants.printer import cpp_expression, literal
+from cute_attn.variants.printer import cpp_body, cpp_expression, literal
 from cute_attn.variants.program import ROLES, Program
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.tensor import Tensor
@@ -71,7 +71,11 @@ def _hook(role: str, hook: Hook) -> Iterator[str]:
     if hook.program is not None:
         yield "  traced"
         yield from (f"    {line}" for line in _steps(hook.program))
+    if hook.program is not None and role in ("mask", "logits"):
+        yield from _stages(hook.program)
     for part in hook.parts or (hook,):
+        if part.program is not None and not hook.parts and role in ("mask", "logits"):
+            continue
         written = f"  C++, written by hand ({part.name})" if part.is_text else "  C++"
         yield written
         body = part.cpp if part.has_statements else f"return {part.cpp.strip()};"
@@ -81,6 +85,26 @@ def _hook(role: str, hook: Hook) -> Iterator[str]:
         for often in OFTEN:
             if counts[often] or often == _OFTEN[role]:
                 yield f"  operations per {often}: {in_words(counts[often])}"
+
+
+def _stages(program: Program) -> Iterator[str]:
+    """The C++ of a hook of scores; see `stages`."""
+    with program.scalars_known():
+        stages = program.stages
+        if stages.factor is not None:
+            yield f"  sm_scale is multiplied with {cpp_expression(stages.factor)}"
+        for name, value in stages.rows.items():
+            yield f"  C++, once per query row: {name}"
+            yield from (f"    {line}" for line in _body(cpp_body(value)))
+        yield "  C++"
+        body = cpp_body(stages.score, stages.names, lag=True)
+        yield from (f"    {line}" for line in _body(body))
+        if stages.exponent is not None:
+            yield f"  what it returns is multiplied with {cpp_expression(stages.exponent)}"
+
+
+def _body(text: str) -> list[str]:
+    return text.split("\n") if "return " in text else [f"return {text};"]
 
 
 def _steps(program: Program) -> Iterator[str]:

@@ -79,7 +79,7 @@ def test_only_paged_kernels_know_pages(schedule: str) -> None:
 def test_logits_hook_only_if_the_variant_has_one(schedule: str) -> None:
     assert "variant_logits" not in text_of(make_spec(schedule))
     text = text_of(make_spec(schedule, variant=causal() & soft_cap()))
-    assert "scaled_tanh" in text and "transform_scores(params" in text
+    assert "fast_tanh(score)" in text and "transform_scores(params" in text
     # The hook comes before the mask, so that a capped -inf cannot come back.
     body = text[text.index(STEP[schedule]) :]
     assert body.index("transform_scores(") < body.index("mask_scores(")
@@ -96,9 +96,7 @@ def test_weights_in_the_place_of_a_softmax(schedule: str) -> None:
     assert weights not in plain and softmax in plain
     assert "visible ? score : 0.f;" in sigmoid and "visible ? score : neg_infinity();" in plain
     assert "params.partial_lse[" not in sigmoid and "params.lse[" not in sigmoid
-    assert re.search(r"(start|softmax)\(1\.f\);", sigmoid)
-    linear = text_of(make_spec(schedule, variant=Variant("linear", softmax=False)))
-    assert re.search(r"(start|softmax)\(params\.sm_scale\);", linear)
+    assert re.search(r"(start|softmax)\(params\.scale_log2\);", sigmoid)
     assert ("MergeSum" in sigmoid) == (schedule == "ampere_decode")
 
 

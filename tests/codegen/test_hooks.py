@@ -23,7 +23,9 @@ def test_each_hook_reads_only_its_scalars() -> None:
     assert "(kv_idx <= q_idx) && (kv_idx >= q_idx - window_left)" in mask
     assert "int32_t const window_left = params.window_left;" in mask
     assert "logits_soft_cap" not in mask and "window_left" not in logits
-    assert "float const logits_soft_cap = params.logits_soft_cap;" in logits
+    assert "logits_soft_cap" not in logits  # the host multiplies sm_scale and scale_log2
+    text = cpp_hooks(Variant("twice", logits=lambda s, b, h, i, j, *, by=2.0: s * by + by))
+    assert "float const by = params.by;" in text
 
 
 def test_a_user_hook_compiles_and_is_inlined() -> None:

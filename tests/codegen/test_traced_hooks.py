@@ -9,7 +9,13 @@ import pytest
 
 from cute_attn import Problem, build, choose
 from cute_attn.codegen.attention_params import attention_params
-from cute_attn.codegen.hooks import cpp_hooks, hook_headers, number_lines
+from cute_attn.codegen.hooks import (
+    cpp_hooks,
+    hook_headers,
+    number_lines,
+    reads_lag,
+    row_values,
+)
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.source import INCLUDE_DIR
 from cute_attn.runtime import CompileRequest, compile_source
@@ -21,8 +27,10 @@ from cute_attn.variants.program import Program
 def kernel(variant: Variant) -> str:
     """A kernel that passes scores through both hooks."""
     params = attention_params(tma=False, paged=False, variant=variant)
-    mask = "variant_mask(params, b, h, q, k)" if variant.mask else "true"
-    logits = "variant_logits(params, s, b, h, q, k)" if variant.logits else "s"
+    lag = ", Lag(q - k)" if reads_lag(variant) else ""
+    values = "row_values(params, b, h, q), " if row_values(variant) else ""
+    mask = f"variant_mask(params, {values}b, h, q, k{lag})" if variant.mask else "true"
+    logits = f"variant_logits(params, {values}s, b, h, q, k{lag})" if variant.logits else "s"
     return number_lines(f"""#include <cute/config.hpp>
 #include <cute_attn/softmax.hpp>
 {"".join(f"#include <{header}>" for header in hook_headers(variant))}

@@ -112,7 +112,7 @@ def test_logits_hook_only_where_the_variant_has_one() -> None:
 def test_weights_in_the_place_of_a_softmax() -> None:
     plain, sigmoid = text(variant=causal()), text(variant=causal() & sigmoid_attention(512))
     assert "LazyWeights" not in plain and "LazySoftmax" not in sigmoid
-    assert "softmax = LazyWeights(1.f);" in sigmoid  # the hook is given scaled scores
+    assert "softmax = LazyWeights(params.scale_log2);" in sigmoid  # the hook is given scaled scores
     assert "softmax = LazyWeights(params.sm_scale);" in text(variant=Variant("x", softmax=False))
     # Hidden keys weigh nothing.
     assert "begin" not in sigmoid[sigmoid.index("keep_columns(") :].split(";")[0]
