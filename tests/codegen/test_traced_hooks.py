@@ -33,7 +33,7 @@ def kernel(variant: Variant) -> str:
     logits = f"variant_logits(params, {values}s, b, h, q, k{lag})" if variant.logits else "s"
     return number_lines(f"""#include <cute/config.hpp>
 #include <cute_attn/softmax.hpp>
-{"".join(f"#include <{header}>" for header in hook_headers(variant))}
+{chr(10).join(f"#include <{header}>" for header in hook_headers(variant))}
 using namespace cute_attn;
 using Element = unsigned short;
 {cpp_struct(params)}

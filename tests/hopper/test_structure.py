@@ -113,7 +113,7 @@ def test_weights_in_the_place_of_a_softmax() -> None:
     plain, sigmoid = text(variant=causal()), text(variant=causal() & sigmoid_attention(512))
     assert "LazyWeights" not in plain and "LazySoftmax" not in sigmoid
     assert "softmax = LazyWeights(params.scale_log2);" in sigmoid  # the hook is given scaled scores
-    assert "softmax = LazyWeights(params.sm_scale);" in text(variant=Variant("x", softmax=False))
+    assert "softmax = LazyWeights(params.scale_log2);" in text(variant=Variant("x", softmax=False))
     # Hidden keys weigh nothing.
     assert "begin" not in sigmoid[sigmoid.index("keep_columns(") :].split(";")[0]
     assert "keep_columns(score, half, 0, end, 0.f);" in sigmoid
