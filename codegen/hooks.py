@@ -11,7 +11,8 @@ import re
 
 from cute_attn.variants import Hook, Scalar, Tensor, Variant
 from cute_attn.variants.band import Limit, as_expression
-from cute_attn.variants.printer import CPP_TYPES, HEADER_FUNCTIONS, cpp_expression
+from cute_attn.variants.blocks import BlockTest, block_test
+from cute_attn.variants.printer import CPP_TYPES, HEADER_FUNCTIONS, cpp_expression, cpp_values
 
 _CPP = {"f32": "float", "i32": "int32_t"}
 _BACK = "#line back"  # until the whole file is known
@@ -22,8 +23,14 @@ _SIGNATURES = {
 }
 
 
+def skips_blocks(variant: Variant) -> BlockTest | None:
+    """What a kernel asks about every KV block; None: what the band says is all that is known."""
+    return None if variant.band_is_mask else block_test(variant.mask, variant.scalars)
+
+
 def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
-    """`variant_mask` (with `mask`: a kernel may mask by the band instead) and `variant_logits`.
+    """`variant_mask` and `variant_block` (with `mask`: a kernel may mask by the band instead), and
+    `variant_logits`.
 
     A file that holds them goes through `number_lines` when it is complete.
     """
@@ -34,6 +41,8 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
     ]
     if variant.mask and mask:
         parts += _functions("mask", variant.mask, variant.scalars)
+    if mask and (test := skips_blocks(variant)):
+        parts.append(_block_function(test))
     if variant.logits:
         parts += _functions("logits", variant.logits, variant.scalars)
     return "\n\n".join(parts)
@@ -43,7 +52,8 @@ def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
     """Headers that `cpp_hooks` and the limits of the band need, beside softmax.hpp."""
     limits = [cpp_limit(x) or "" for x in (variant.band.left, variant.band.right)]
     words = re.findall(r"\w+", " ".join([cpp_hooks(variant, mask=mask), *limits]))
-    return ["cute_attn/hook_functions.hpp"] if HEADER_FUNCTIONS.intersection(words) else []
+    headers = ["cute_attn/hook_functions.hpp"] if HEADER_FUNCTIONS.intersection(words) else []
+    return headers + (["cute_attn/visible_blocks.hpp"] if "variant_block" in words else [])
 
 
 def cpp_limit(limit: Limit | None) -> str | None:
@@ -84,6 +94,20 @@ def _moved(message: str, name: str, file: str, first: int) -> str:
         return f"{file}({first + int(found[1]) - 1})"
 
     return re.sub(rf"(?m)^{re.escape(name)}\((\d+)\)", moved, message)
+
+
+_BLOCK_SIGNATURE = """
+CUTE_DEVICE BlockClass variant_block(Params const& params, int b, int h_first, int h_last,
+                                     int q_first, int q_last, int kv_first, int kv_last) {
+"""
+
+
+def _block_function(test: BlockTest) -> str:
+    """The function that tells how much of a block of scores the mask leaves."""
+    title = "// What the mask leaves of a block of scores, from bounds of its trace over the block."
+    values = cpp_values(test.visible._asdict(), test.limits)
+    body = [*values, f"return {{{', '.join(test.visible._fields)}}};"]
+    return f"{title}{_BLOCK_SIGNATURE}" + "\n".join([*(f"  {line}" for line in body), "}"])
 
 
 def _functions(role: str, hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:

@@ -9,7 +9,13 @@ from pathlib import Path
 
 from cute_attn.abi import ParameterBlock
 from cute_attn.codegen.attention_params import attention_params
-from cute_attn.codegen.hooks import cpp_hooks, cpp_limit, hook_headers, number_lines
+from cute_attn.codegen.hooks import (
+    cpp_hooks,
+    cpp_limit,
+    hook_headers,
+    number_lines,
+    skips_blocks,
+)
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
@@ -98,6 +104,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     params = params_of(spec)
     smem_bytes = tiles.smem_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
     q_bytes, k_bytes, v_bytes = tiles.tile_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
+    skips = skips_blocks(variant) is not None
     text = render(
         _HERE / "templates" / "tile.cu.jinja",
         spec=spec,
@@ -124,8 +131,10 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         by_lines=spec.head_dim_vo in (128, 192, 256),
         one_loop=_one_loop(spec),
         # Which code the variant needs: see `Variant.band_is_mask`.
-        transform_scores=bool(variant.logits) or not variant.band_is_mask,
-        all_masked=not variant.band_is_mask,
+        transform_scores=bool(variant.logits) or (not variant.band_is_mask and not skips),
+        by_band=variant.band_is_mask,
+        skips_blocks=skips,
+        all_masked=not variant.band_is_mask and not skips,
         band_right=cpp_limit(variant.band.right) if variant.band_is_mask else None,
         band_left=cpp_limit(variant.band.left) if variant.band_is_mask else None,
     )

@@ -10,7 +10,16 @@ import pytest
 from cute_attn import hopper
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.runtime import CompiledKernel, CompileRequest, build_kernel, count_opcodes
-from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
+from cute_attn.variants import (
+    Variant,
+    alibi,
+    causal,
+    chunked_local,
+    full,
+    prefix_lm,
+    sliding_window,
+    soft_cap,
+)
 
 Dims = int | tuple[int, int]  # head_dim, or (head_dim_qk, head_dim_vo)
 
@@ -47,6 +56,7 @@ def assert_clean(kernel: CompiledKernel) -> None:
     assert kernel.resources.registers == {256: 240, 384: 168, 512: 128}[threads]
 
 
+SINKS = Variant("sinks", mask=lambda b, h, q, k, *, n=4, w=64: (k <= q) & ((k < n) | (k > q - w)))
 REPRESENTATIVE = [
     (128, "bf16", "ragged", 1, full()),
     (128, "fp16", "paged", 4, causal()),
@@ -59,10 +69,18 @@ REPRESENTATIVE = [
     ((192, 128), "bf16", "paged", 1, causal()),
     (256, "bf16", "ragged", 5, full()),
 ]
+SKIPPING = [
+    (128, "bf16", "ragged", 4, prefix_lm()),
+    (128, "bf16", "paged16", 3, prefix_lm() & alibi(8)),
+    (64, "bf16", "gather", 3, SINKS),
+    (256, "fp16", "paged", 4, SINKS),
+    ((192, 128), "bf16", "ragged", 1, causal() & chunked_local()),
+]
 FEW_ROWS = [
     (64, "bf16", "gather", 3, causal() & sliding_window()),
     (128, "bf16", "paged16", 8, causal()),
     (128, "fp16", "ragged", 1, causal() & soft_cap()),
+    (128, "bf16", "paged16", 8, SINKS),
     ((192, 128), "bf16", "paged", 1, causal()),
     (256, "bf16", "gather", 4, causal()),
 ]
@@ -76,7 +94,7 @@ MATRIX = [
     (dims, "bf16", loader, group, variant)
     for dims in hopper.head_dims()
     for loader in ("ragged", "paged", "paged16", "gather")
-    for variant in (causal() & sliding_window(), causal() & soft_cap())
+    for variant in (causal() & sliding_window(), causal() & soft_cap(), prefix_lm(), SINKS)
     for group in (1, 3)
 ]
 
@@ -85,7 +103,9 @@ def name(case: object) -> str:
     return case.name if isinstance(case, Variant) else str(case)
 
 
-@pytest.mark.parametrize("case", REPRESENTATIVE, ids=lambda c: "-".join(name(x) for x in c))
+@pytest.mark.parametrize(
+    "case", REPRESENTATIVE + SKIPPING, ids=lambda c: "-".join(name(x) for x in c)
+)
 def test_compiles_clean(case: tuple[Dims, str, str, int, Variant]) -> None:
     assert_clean(build(*case))
 

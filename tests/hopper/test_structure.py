@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cute_attn import hopper
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
-from cute_attn.variants import Hook, Variant, causal, full, sliding_window, soft_cap
+from cute_attn.variants import (
+    Hook,
+    Variant,
+    alibi,
+    causal,
+    full,
+    prefix_lm,
+    sliding_window,
+    soft_cap,
+)
 
 
 def spec(
@@ -38,6 +48,15 @@ def even_keys() -> Variant:
     return Variant("even", mask=hook, band_is_mask=False)
 
 
+def sinks() -> Variant:
+    """A mask that is no band, whose blocks are classified."""
+
+    def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, first: int = 4, window: int = 64) -> Any:
+        return (kv_idx <= q_idx) & ((kv_idx < first) | (kv_idx > q_idx - window))
+
+    return Variant("sinks", mask=mask)
+
+
 VARIANTS = (
     full(),
     causal(),
@@ -45,6 +64,8 @@ VARIANTS = (
     causal() & soft_cap(),
     causal() & sliding_window() & soft_cap(),
     even_keys(),
+    sinks(),
+    prefix_lm() & alibi(8),
 )
 
 
@@ -87,6 +108,39 @@ def test_a_mask_that_is_no_band_is_applied_to_every_block() -> None:
     source = text(variant=even_keys())
     assert "cute::false_type" not in source
     assert "kv_idx % 2 == 0" in source
+
+
+@pytest.mark.parametrize("loader", ["ragged", "paged", "gather"])
+@pytest.mark.parametrize("group", [4, 3])
+def test_every_role_walks_the_visible_blocks(loader: str, group: int) -> None:
+    """Items, K, V and consumers: none of them looks at a block that is not visible."""
+    source = text(loader=loader, group=group, variant=sinks())
+    producers, _, consumers = source.partition("---- consumers")
+    walks = 1  # of K and V
+    assert producers.count("Blocks blocks(params, item, item.block_begin,") == walks
+    assert producers.count("next_visible<Blocks>(work, params, item)) item.num_rows = 0;") == 1
+    assert producers.count("work.next(item)") == 1
+    assert "--block" not in source and "block_end - 2" not in source
+    assert "Blocks blocks(params, item, begin, end - 1);" in consumers
+    assert "write_empty_item(params, item, smem.merges)" in consumers
+    locations = re.findall(r"(?:locate|look_up)[^;]*;", producers)
+    assert not any("block - 1" in place or "block_end" in place for place in locations)
+
+
+def test_full_blocks_go_without_mask_code() -> None:
+    one_copy, two_copies = (text(d, variant=prefix_lm()) for d in (128, 64))
+    assert "while (block >= 0) step(block, !blocks.full);" in one_copy
+    assert re.findall(r"step\(block, cute::(\w+)_type", two_copies) == ["true", "false"]
+    for source in (one_copy, two_copies):
+        assert source.count("mask_scores<kTileKV, kGroup>(params, item, n, score)") == 1
+        assert "if (masked) mask_scores<kTileKV, kGroup>(params, item, n, score)" in source
+        assert "apply_hooks" not in source
+    bent = text(variant=prefix_lm() & alibi(8))
+    start = bent.index("auto step")
+    step = bent[start : bent.index("while (block >= 0)", start)]
+    assert step.index("apply_hooks(") < step.index("if (masked) mask_scores<")
+    hook = bent[bent.index("void apply_hooks(") : bent.index("struct Consumer")]
+    assert "variant_logits" in hook and "variant_mask" not in hook
 
 
 def test_logits_hook_only_where_the_variant_has_one() -> None:

@@ -67,4 +67,16 @@ CUTE_DEVICE void for_each_position(Item const& item, int block, float (&score)[N
   }
 }
 
+// Hides what the mask does not let through of one KV block, and keys past the end of the request.
+template <int kTileKV, int kGroup, class Params, int N>
+CUTE_DEVICE void mask_scores(Params const& params, Item const& item, int block, float (&score)[N]) {
+  auto hide = [&](float& s, int head, int q_idx, int key) {
+    Request const& request = item.request;
+    bool const keep = key < request.kv_len &&
+                      variant_mask(params, request.batch(), head, q_idx, request.kv_pos + key);
+    s = keep ? s : neg_infinity();
+  };
+  for_each_position<kTileKV, kGroup>(item, block, score, hide);
+}
+
 }  // namespace cute_attn
