@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from cute_attn.ampere.common import constants, includes, kernel
 from cute_attn.ampere.tiles import row_tiles, unroll_qk
+from cute_attn.codegen.hooks import skips_blocks
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec
+
+
+def _slot(spec: KernelSpec) -> str:
+    """Index of a KV block in the ring."""
+    if spec.tile.stages == 1:
+        return ""
+    return "[slot]" if skips_blocks(spec.variant) else "[n % kStages]"
 
 
 def emit_tile(spec: KernelSpec) -> GeneratedKernel:
@@ -47,7 +55,7 @@ def emit_tile(spec: KernelSpec) -> GeneratedKernel:
             "pages": "CompactBlockPages",
             "copy_threads": "kThreads",
             "copy_thread": "opaque(threadIdx.x)",
-            "slot": "" if tile.stages == 1 else "[n % kStages]",
+            "slot": _slot(spec),
             "softmax_init": ", ".join(["start"] * rows),
         },
     )

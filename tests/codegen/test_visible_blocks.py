@@ -152,7 +152,8 @@ def test_all_lanes_walk_the_visible_blocks(
             q, (kv_pos + block * TILE_KV, kv_pos + last), scalars, b=(batch, batch), h=(2, 3)
         )
         visible = kind != EMPTY
-        pairs = np.stack([block[visible], kind[visible] == FULL], 1).reshape(-1).tolist()
+        full = (kind == FULL) & (last == block * TILE_KV + TILE_KV - 1)  # all its keys are there
+        pairs = np.stack([block[visible], full[visible]], 1).reshape(-1).tolist()
         new_end = pairs[0] + 1 if pairs else begin
         assert list(map(int, line.split())) == [*pairs, -1, 1, begin, new_end, 0]
         seen |= set(kind.tolist())

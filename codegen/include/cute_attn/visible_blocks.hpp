@@ -12,10 +12,11 @@ struct BlockClass {
   bool all;   // true: everything
 };
 
-// The blocks [begin, end) of an item that the mask does not empty, from last to first. All lanes of
-// a warp walk together: each classifies one of 32 blocks, and they vote. Classes come from
-// variant_block, which knows the mask.
-template <class Params, int kTileKV, int kGroup>
+// The blocks [begin, end) of kKeys keys that the mask of an item does not empty, from last to
+// first; with a stride only every kStride-th, from end - kStride down. All lanes of a warp walk
+// together: each classifies one of 32 blocks, and they vote. Classes come from variant_block, which
+// knows the mask.
+template <class Params, int kKeys, int kGroup, int kStride = 1>
 class VisibleBlocks {
  public:
   CUTE_DEVICE VisibleBlocks(Params const& params, Item const& item, int begin, int end)
@@ -25,31 +26,30 @@ class VisibleBlocks {
   CUTE_DEVICE int next() {
     while (visible_ == 0) {
       if (base_ <= begin_) return -1;
-      base_ -= 32;
+      base_ -= 32 * kStride;
       classify();
     }
     int const bit = 31 - __clz(visible_);
     visible_ ^= 1u << bit;
     full = filled_ >> bit & 1;
-    return base_ + bit;
+    return base_ + kStride * bit;
   }
 
-  bool full = false;  // the block that next() gave is visible to every row, as far as it has keys
+  bool full = false;  // of the block that next() gave every row sees all keys, and none is missing
 
  private:
-  // Of blocks [base_, base_ + 32).
+  // Of the 32 blocks from base_ on.
   CUTE_DEVICE void classify() {
     Request const& request = item_.request;
-    int const block = base_ + static_cast<int>(threadIdx.x % 32);
-    int const first_key = block * kTileKV;
-    int const last_key = min(first_key + kTileKV, request.kv_len) - 1;
-    int const head = item_.kv_head * kGroup, row = item_.row_begin;
-    BlockClass const c = variant_block(params_, request.batch(), head, head + kGroup - 1,
-                                       request.q_pos + row / kGroup,
-                                       request.q_pos + (row + item_.num_rows - 1) / kGroup,
-                                       request.kv_pos + first_key, request.kv_pos + last_key);
+    int const block = base_ + kStride * static_cast<int>(threadIdx.x % 32);
+    int const key = block * kKeys, keys_end = min(key + kKeys, request.kv_len);
+    int const head = item_.kv_head * kGroup;
+    int const row = item_.row_begin, last_row = row + item_.num_rows - 1;
+    BlockClass const c = variant_block(
+        params_, request.batch(), head, head + kGroup - 1, request.q_pos + row / kGroup,
+        request.q_pos + last_row / kGroup, request.kv_pos + key, request.kv_pos + keys_end - 1);
     visible_ = __ballot_sync(0xffffffffu, c.some && block >= begin_);
-    filled_ = __ballot_sync(0xffffffffu, c.all);
+    filled_ = __ballot_sync(0xffffffffu, c.all && keys_end == key + kKeys);
   }
 
   Params const& params_;
@@ -58,6 +58,32 @@ class VisibleBlocks {
   int base_;              // blocks from here on have been classified
   unsigned visible_ = 0;  // those of them that come, as bits
   unsigned filled_ = 0;
+};
+
+// The same with the next kAhead blocks at hand, whose copies are under way.
+template <class Blocks, int kAhead>
+class BlocksAhead {
+ public:
+  CUTE_DEVICE explicit BlocksAhead(Blocks const& blocks) : blocks_(blocks) {
+#pragma unroll 1
+    for (int i = 0; i <= kAhead; ++i) advance();
+  }
+
+  // The one in work (0) and those after it; -1 behind the last.
+  CUTE_DEVICE int block(int i) const { return found_[i] >> 1; }
+  CUTE_DEVICE bool any() const { return found_[0] >= 0; }
+  CUTE_DEVICE bool full() const { return found_[0] & 1; }
+
+  CUTE_DEVICE void advance() {
+    CUTE_UNROLL
+    for (int i = 0; i < kAhead; ++i) found_[i] = found_[i + 1];
+    int const block = blocks_.next();
+    found_[kAhead] = block < 0 ? -1 : 2 * block + blocks_.full;
+  }
+
+ private:
+  Blocks blocks_;
+  int found_[kAhead + 1];  // twice the block, and 1 if it is full
 };
 
 // The next item of a walk; false when there is none left. It ends with its last visible block;
