@@ -7,7 +7,7 @@ from typing import Any
 
 from cute_attn.ampere.tiles import DECODE, register_budget, register_limit, smem_bytes
 from cute_attn.codegen.attention_params import attention_params
-from cute_attn.codegen.hooks import cpp_hooks, hook_headers, number_lines, skips_blocks
+from cute_attn.codegen.hooks import cpp_hooks, hook_headers, number_lines
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
@@ -45,7 +45,7 @@ def kernel(
         band_right=band.right is not None,
         name_is_long=len(spec.name) > 100 - len("    (const __grid_constant__ Params params) {"),
         split_loop=spec.variant.band_is_mask,
-        skips_blocks=skips_blocks(spec.variant) is not None,
+        skips_blocks=spec.variant.block_test is not None,
         # Blocks behind the one in work whose keys are on their way, or whose pages are looked up.
         known_ahead=max(spec.tile.stages - (spec.loader != "paged"), 1),
         description=[*_spec_lines(spec), *description, *_budget_lines(spec, smem)],

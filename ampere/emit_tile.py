@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from cute_attn.ampere.common import constants, includes, kernel
 from cute_attn.ampere.tiles import row_tiles, unroll_qk
-from cute_attn.codegen.hooks import skips_blocks
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec
 
@@ -16,7 +15,7 @@ def _slot(spec: KernelSpec) -> str:
     """Index of a KV block in the ring."""
     if spec.tile.stages == 1:
         return ""
-    return "[slot]" if skips_blocks(spec.variant) else "[n % kStages]"
+    return "[n % kStages]" if spec.variant.block_test is None else "[slot]"
 
 
 def emit_tile(spec: KernelSpec) -> GeneratedKernel:

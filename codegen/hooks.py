@@ -11,7 +11,7 @@ import re
 
 from cute_attn.variants import Hook, Scalar, Tensor, Variant
 from cute_attn.variants.band import Limit, as_expression
-from cute_attn.variants.blocks import BlockTest, block_test
+from cute_attn.variants.blocks import BlockTest
 from cute_attn.variants.printer import CPP_TYPES, HEADER_FUNCTIONS, cpp_expression, cpp_values
 
 _CPP = {"f32": "float", "i32": "int32_t"}
@@ -21,11 +21,6 @@ _SIGNATURES = {
     "mask": ("bool", "int b, int h, int q_idx, int kv_idx"),
     "logits": ("float", "float score, int b, int h, int q_idx, int kv_idx"),
 }
-
-
-def skips_blocks(variant: Variant) -> BlockTest | None:
-    """What a kernel asks about every KV block; None: what the band says is all that is known."""
-    return None if variant.band_is_mask else block_test(variant.mask, variant.scalars)
 
 
 def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
@@ -41,8 +36,8 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
     ]
     if variant.mask and mask:
         parts += _functions("mask", variant.mask, variant.scalars)
-    if mask and (test := skips_blocks(variant)):
-        parts.append(_block_function(test))
+    if mask and variant.block_test is not None:
+        parts.append(_block_function(variant.block_test))
     if variant.logits:
         parts += _functions("logits", variant.logits, variant.scalars)
     return "\n\n".join(parts)

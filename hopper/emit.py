@@ -9,13 +9,7 @@ from pathlib import Path
 
 from cute_attn.abi import ParameterBlock
 from cute_attn.codegen.attention_params import attention_params
-from cute_attn.codegen.hooks import (
-    cpp_hooks,
-    cpp_limit,
-    hook_headers,
-    number_lines,
-    skips_blocks,
-)
+from cute_attn.codegen.hooks import cpp_hooks, cpp_limit, hook_headers, number_lines
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
@@ -104,7 +98,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     params = params_of(spec)
     smem_bytes = tiles.smem_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
     q_bytes, k_bytes, v_bytes = tiles.tile_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
-    skips = skips_blocks(variant) is not None
+    skips = variant.block_test is not None
     text = render(
         _HERE / "templates" / "tile.cu.jinja",
         spec=spec,
