@@ -40,7 +40,7 @@ struct OneItem {
   bool given = false;
   bool next(Item& to) { to = item; return !given && (given = true); }
 };
-inline int agreed[32][4096];
+inline int agreed[32][8192];
 
 inline void walk(Params const& params, Item item, int lane) {
   threadIdx.x = lane + 64;  // of the third warp
@@ -89,8 +89,10 @@ int main(int, char** arguments) {
 def items(rng: np.random.Generator) -> list[list[int]]:
     """Records and ranges: of prefill and append, with empty ranges, up to several windows of 32."""
     rows = []
-    for _ in range(60):
+    for i in range(80):
         q_len, kv_len = int(rng.integers(1, 400)), int(rng.integers(1, 2000))
+        if i >= 60:  # with gaps of many windows
+            kv_len = int(rng.integers(1, 60_000))
         kv_pos = int(rng.choice([0, 0, 50]))
         q_pos = kv_len - q_len + kv_pos
         tile = int(rng.integers(0, -(-q_len * GROUP // TILE_Q)))

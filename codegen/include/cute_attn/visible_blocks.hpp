@@ -26,8 +26,10 @@ class VisibleBlocks {
   CUTE_DEVICE int next() {
     while (visible_ == 0) {
       if (base_ <= begin_) return -1;
-      base_ -= 32 * kStride;
-      classify();
+      // Where many are left lanes look at 32 blocks each, for the next that are not all empty.
+      int size = base_ - begin_ > 64 * kStride ? 32 : 1;
+#pragma unroll 1
+      for (bool found = false; !found; size = 1) found = vote(size);
     }
     int const bit = 31 - __clz(visible_);
     visible_ ^= 1u << bit;
@@ -38,18 +40,27 @@ class VisibleBlocks {
   bool full = false;  // of the block that next() gave every row sees all keys, and none is missing
 
  private:
-  // Of the 32 blocks from base_ on.
-  CUTE_DEVICE void classify() {
+  // Of the 32 blocks below base_, or groups of as many, with size 32. Returns whether blocks have
+  // been looked at, one by one.
+  CUTE_DEVICE bool vote(int size) {
+    int const begin = base_ - size * kStride * (32 - static_cast<int>(threadIdx.x % 32));
+    int const end = begin + (size - 1) * kStride + 1;  // the last one included
     Request const& request = item_.request;
-    int const block = base_ + kStride * static_cast<int>(threadIdx.x % 32);
-    int const key = block * kKeys, keys_end = min(key + kKeys, request.kv_len);
+    int const key = max(begin, begin_) * kKeys, keys_end = min(end * kKeys, request.kv_len);
     int const head = item_.kv_head * kGroup;
     int const row = item_.row_begin, last_row = row + item_.num_rows - 1;
     BlockClass const c = variant_block(
         params_, request.batch(), head, head + kGroup - 1, request.q_pos + row / kGroup,
         request.q_pos + last_row / kGroup, request.kv_pos + key, request.kv_pos + keys_end - 1);
-    visible_ = __ballot_sync(0xffffffffu, c.some && block >= begin_);
-    filled_ = __ballot_sync(0xffffffffu, c.all && keys_end == key + kKeys);
+    unsigned const some = __ballot_sync(0xffffffffu, c.some && end > begin_);
+    if (size > 1) {
+      base_ -= size * kStride * __clz(some);  // the empty ones
+      return false;
+    }
+    base_ -= 32 * kStride;
+    visible_ = some;
+    filled_ = __ballot_sync(0xffffffffu, c.all && keys_end == end * kKeys);
+    return true;
   }
 
   Params const& params_;
