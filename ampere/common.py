@@ -13,8 +13,6 @@ from cute_attn.codegen.hooks import (
     hidden_score,
     hook_headers,
     number_lines,
-    reads_lag,
-    row_values,
 )
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
@@ -49,8 +47,6 @@ def kernel(
         params_struct=cpp_struct(params),
         hooks="\n\n".join(filter(None, (cpp_row_hooks(spec.variant), cpp_hooks(spec.variant)))),
         row_hooks=any(role in spec.variant.hooks for role in ROW_ROLES),
-        row_values=row_values(spec.variant),
-        lag=reads_lag(spec.variant),
         hidden=hidden_score(spec.variant),
         smem_bytes=smem,
         dependent_launch=dependent_launch,
@@ -58,6 +54,9 @@ def kernel(
         band_right=band.right is not None,
         name_is_long=len(spec.name) > 100 - len("    (const __grid_constant__ Params params) {"),
         split_loop=spec.variant.band_is_mask,
+        skips_blocks=spec.variant.block_test is not None,
+        # Blocks behind the one in work whose keys are on their way, or whose pages are looked up.
+        known_ahead=max(spec.tile.stages - (spec.loader != "paged"), 1),
         description=[*_spec_lines(spec), *description, *_budget_lines(spec, smem)],
         **values,
     )

@@ -60,12 +60,8 @@ _GROUP_BOX = (
 
 _COMMON = (
     Field("num_kv_heads", "i32", "KV heads"),
-    Field("sm_scale", "f32", "softmax scale, times what the logits hook multiplies scores with"),
-    Field(
-        "scale_log2",
-        "f32",
-        "scores to base-2 exponents: log2(e) times sm_scale or times the last factor of a hook",
-    ),
+    Field("sm_scale", "f32", "softmax scale, times a factor of the logits hook"),
+    Field("scale_log2", "f32", "to base-2 exponents: log2(e), times sm_scale without a hook"),
 )
 
 

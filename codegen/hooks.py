@@ -8,20 +8,31 @@ text of a kernel, and with it its cache key, must not depend on where the user's
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from cute_attn.variants import Hook, Scalar, Tensor, Variant
 from cute_attn.variants.band import Limit, as_expression
+from cute_attn.variants.blocks import BlockTest
+from cute_attn.variants.domain import bounds
 from cute_attn.variants.expression import Expression
-from cute_attn.variants.printer import CPP_TYPES, HEADER_FUNCTIONS, cpp_body, cpp_expression
+from cute_attn.variants.printer import (
+    CPP_TYPES,
+    HEADER_FUNCTIONS,
+    cpp_body,
+    cpp_expression,
+    cpp_values,
+)
 from cute_attn.variants.program import ROW_ROLES, Program
 
 _CPP = {"f32": "float", "i32": "int32_t"}
 _BACK = "#line back"  # until the whole file is known
 
 _SIGNATURES = {
-    "mask": ("bool", "int b, int h, int q_idx, int kv_idx"),
-    "logits": ("float", "float score, int b, int h, int q_idx, int kv_idx"),
+    "mask": ("bool", "RowValues const& values, int b, int h, int q_idx, int kv_idx, Lag lag"),
+    "logits": (
+        "float",
+        "RowValues const& values, float score, int b, int h, int q_idx, int kv_idx, Lag lag",
+    ),
     "row_state": ("float", "float lse, int b, int h, int q_idx"),
     "output": ("float", "float out, int b, int h, int q_idx, int d"),
 }
@@ -29,7 +40,8 @@ _OF_SCORES = ("mask", "logits")
 
 
 def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
-    """`variant_mask` (with `mask`: a kernel may mask by the band instead) and `variant_logits`.
+    """`RowValues` and `row_values`, `variant_logits`, and, with `mask`, `variant_mask` and
+    `variant_block`: a kernel may mask by the band instead.
 
     A file that holds them goes through `number_lines` when it is complete. What `cpp_row_hooks`
     has printed is there.
@@ -40,57 +52,41 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
         for t in variant.tensors
         if t in variant.read_by(*_OF_SCORES) and t not in there
     ]
-    if values := row_values(variant, mask=mask):
-        parts.append(_struct_of_rows(values, variant.scalars))
-    further = (
-        "RowValues const& values, " * bool(values),
-        ", Lag lag" * reads_lag(variant, mask=mask),
-    )
-    for role in _roles(variant, mask):
-        parts += _functions(role, variant.hooks[role], variant.scalars, further)
+    roles = [role for role in _OF_SCORES if role in variant.hooks and (mask or role != "mask")]
+    if roles:
+        parts.append(_row_values([variant.hooks[role].program for role in roles], variant.scalars))
+    for role in roles:
+        parts += _functions(role, variant.hooks[role], variant.scalars)
+    if mask and variant.block_test is not None:
+        parts.append(_block_function(variant.block_test))
     return "\n\n".join(parts)
 
 
-def _roles(variant: Variant, mask: bool) -> list[str]:
-    """The hooks of scores that a kernel calls."""
-    return [role for role in _OF_SCORES if role in variant.hooks and (mask or role != "mask")]
-
-
-def row_values(variant: Variant, *, mask: bool = True) -> dict[str, Expression]:
-    """What the hooks of scores take from the struct `RowValues` of a query row; `mask` as in
-    `cpp_hooks`. With such values kernels make one by `row_values(params, b, h, q_idx)`."""
+def _row_values(programs: list[Program | None], scalars: tuple[Scalar, ...]) -> str:
+    """The struct `RowValues` that hooks of scores are given, and the function that makes one."""
     values: dict[str, Expression] = {}
-    for role in _roles(variant, mask):
-        if (program := variant.hooks[role].program) is not None:
-            values |= program.stages.rows
-    return values
-
-
-def reads_lag(variant: Variant, *, mask: bool = True) -> bool:
-    """Whether hooks of scores want the `Lag` of query and key: then all of a kernel's get it."""
-    programs = [variant.hooks[role].program for role in _roles(variant, mask)]
-    return any("lag" in re.findall(r"\w+", _of_score(x)) for x in programs if x is not None)
-
-
-def _struct_of_rows(values: Mapping[str, Expression], scalars: tuple[Scalar, ...]) -> str:
-    """`RowValues`, and the function that computes one."""
-    lines = ["// What is the same for all keys of a query row.", "struct RowValues {"]
-    lines += [f"  {CPP_TYPES[value.kind]} {name};" for name, value in values.items()]
-    place, given = "Params const& params, int b, int h, int q_idx", "params, b, h, q_idx"
-    functions = []
-    for name, value in values.items():
-        body = cpp_body(value)
-        if "return" not in body:
-            body = f"return {body};"
-        functions += [
-            f"CUTE_DEVICE {CPP_TYPES[value.kind]} {name}({place}) {{",
-            *_scalars_read(scalars, value.reads),
+    for program in programs:
+        values |= {} if program is None else program.stages.rows
+    make = "CUTE_DEVICE RowValues row_values(Params const& params, int b, int h, int q_idx) {"
+    if not values:
+        why = "// nothing of the hooks is the same for all keys of a row"
+        return f"struct RowValues {{}};  {why}\n{make} return {{}}; }}"
+    fields = [f"  {CPP_TYPES[value.kind]} {name};" for name, value in values.items()]
+    body = "\n".join([*cpp_values(values, bounds), f"return {{{', '.join(values)}}};"])
+    last = rf"\w+ const ({next(iter(values))}) = (.*);\nreturn {{\1}};"
+    body = re.sub(last, r"return {\2};", body)
+    if names := "|".join(s.name for s in scalars):
+        body = re.sub(rf"\b({names})\b", r"params.\1", body)
+    return "\n".join(
+        [
+            "struct RowValues {  // the same for all keys of a query row",
+            *fields,
+            "};",
+            make,
             *(f"  {line}" for line in body.split("\n")),
             "}",
         ]
-    calls = ", ".join(f"{name}({given})" for name in values)
-    functions += [f"CUTE_DEVICE RowValues row_values({place}) {{", f"  return {{{calls}}};", "}"]
-    return "\n".join([*lines, "};", *functions])
+    )
 
 
 def cpp_row_hooks(variant: Variant) -> str:
@@ -135,10 +131,11 @@ def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
     limits = [cpp_limit(x) or "" for x in (variant.band.left, variant.band.right)]
     rows = cpp_row_hooks(variant)
     texts = [cpp_hooks(variant, mask=mask), rows, *limits]
-    functions = HEADER_FUNCTIONS.intersection(re.findall(r"\w+", " ".join(texts)))
+    words = set(re.findall(r"\w+", " ".join(texts)))
     found = ["cute_attn/finished_row.hpp"] * bool(rows)
-    found += ["cute_attn/hook_functions.hpp"] * bool(functions)
-    return found + ["cute_attn/lag.hpp"] * reads_lag(variant, mask=mask)
+    found += ["cute_attn/hook_functions.hpp"] * bool(HEADER_FUNCTIONS & words)
+    found += ["cute_attn/lag.hpp"] * ("Lag" in words)
+    return found + ["cute_attn/visible_blocks.hpp"] * ("variant_block" in words)
 
 
 def cpp_limit(limit: Limit | None) -> str | None:
@@ -178,15 +175,39 @@ def _moved(message: str, name: str, file: str, first: int) -> str:
     return re.sub(rf"(?m)^{re.escape(name)}\((\d+)\)", moved, message)
 
 
-def _functions(
-    role: str, hook: Hook, scalars: tuple[Scalar, ...], further: tuple[str, str] = ("", "")
-) -> list[str]:
-    """The function of a hook; before it those of its parts, if it has some. further: arguments
-    ahead of its own, and behind them."""
-    kind, own = _SIGNATURES[role]
-    arguments = further[0] + own + further[1]
+_BLOCK_SIGNATURE = """
+CUTE_DEVICE BlockClass variant_block(Params const& params, int b, int h_first, int h_last,
+                                     int q_first, int q_last, int kv_first, int kv_last) {
+"""
+
+
+def _block_function(test: BlockTest) -> str:
+    """The function that tells how much of a block of scores the mask leaves."""
+    title = "// What the mask leaves of a block of scores, from bounds of its trace over the block."
+    values = cpp_values(test.visible._asdict(), test.limits)
+    body = [*values, f"return {{{', '.join(test.visible._fields)}}};"]
+    return f"{title}{_BLOCK_SIGNATURE}" + "\n".join([*(f"  {line}" for line in body), "}"])
+
+
+def _wrapped(signature: str) -> str:
+    """In lines of up to 100 columns, arguments below each other."""
+    indent = " " * (signature.index("(") + 1)
+    lines = [""]
+    for argument in re.split(r"(?<=,) ", signature):
+        if lines[-1] and len(lines[-1]) + 1 + len(argument) > 100:
+            lines.append(indent + argument)
+        else:
+            lines[-1] = (
+                f"{lines[-1]} {argument}".lstrip() if len(lines) == 1 else f"{lines[-1]} {argument}"
+            )
+    return "\n".join(lines)
+
+
+def _functions(role: str, hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
+    """The function of a hook; before it those of its parts, if it has some."""
+    kind, arguments = _SIGNATURES[role]
     name, title = f"variant_{role}", f"// {role.capitalize().replace('_', ' ')}: {hook.name}."
-    signature = f"CUTE_DEVICE {kind} {name}(Params const& params, {arguments}) {{"
+    signature = _wrapped(f"CUTE_DEVICE {kind} {name}(Params const& params, {arguments}) {{")
     if not hook.parts:
         return ["\n".join([title, signature, *_body(hook, scalars), "}"])]
     parts, calls = [], []

@@ -16,8 +16,6 @@ from cute_attn.codegen.hooks import (
     hidden_score,
     hook_headers,
     number_lines,
-    reads_lag,
-    row_values,
 )
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
@@ -116,6 +114,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     params = params_of(spec)
     smem_bytes = tiles.smem_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
     q_bytes, k_bytes, v_bytes = tiles.tile_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
+    skips = variant.block_test is not None
     text = render(
         _HERE / "templates" / "tile.cu.jinja",
         spec=spec,
@@ -129,8 +128,6 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         hooks=cpp_hooks(variant, mask=not variant.band_is_mask),
         row_hooks=cpp_row_hooks(variant),
         output_hooks=_output_hooks(variant),
-        row_values=row_values(variant, mask=not variant.band_is_mask),
-        lag=reads_lag(variant, mask=not variant.band_is_mask),
         hidden=hidden_score(variant),
         hook_headers=hook_headers(variant, mask=not variant.band_is_mask),
         paged=spec.loader != "ragged",
@@ -147,8 +144,10 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         by_lines=spec.head_dim_vo in (128, 192, 256),
         one_loop=_one_loop(spec),
         # Which code the variant needs: see `Variant.band_is_mask`.
-        transform_scores=bool(variant.logits) or not variant.band_is_mask,
-        all_masked=not variant.band_is_mask,
+        scores_hooked=bool(variant.logits) or not variant.band_is_mask,
+        by_band=variant.band_is_mask,
+        skips_blocks=skips,
+        all_masked=not variant.band_is_mask and not skips,
         band_right=cpp_limit(variant.band.right) if variant.band_is_mask else None,
         band_left=cpp_limit(variant.band.left) if variant.band_is_mask else None,
     )

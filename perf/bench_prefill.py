@@ -72,7 +72,7 @@ def peers_of(
     for name, make in makers.items():
         try:
             call = make(prepared)
-            err = harness.relative_error(prepared, call().flatten(0, 1))
+            err = harness.relative_error(prepared, call().flatten(0, -3))
         except (live_peers.Unsupported, RuntimeError, TypeError) as error:
             reason = str(error).strip().split("\n")[0]
             print(f"skipped {name} at {prepared.case.sec} {prepared.case.cfg}: {reason}")
@@ -133,26 +133,32 @@ def measure_case(
     results: Records,
 ) -> None:
     """Measures one case, ours and the peers' of the same run, and records it."""
-    by_graph = case.sec in GRAPH_SECTIONS
-    prepared = harness.prepare(case, rotate=by_graph, schedule=schedule)
+    prepared = harness.prepare(case, rotate=case.sec in GRAPH_SECTIONS, schedule=schedule)
     err = harness.check(prepared)
-    numbers: dict[str, object] = {"err": err}
-    calls = peers_of(prepared, makers if case.sec in live_peers.SECTIONS else {})
+    peers = peers_of(prepared, makers if case.sec in live_peers.SECTIONS else {})
+    calls = {OURS: prepared.run, **{name: call for name, (call, _) in peers.items()}}
+    graph_times: dict[str, float] = {}
     with SmClock() as clock:
-        if by_graph:
-            us_graph = harness.graph_us(prepared)
-            numbers |= {"us_graph": us_graph, "tflops_graph": case.counted_flops / us_graph / 1e6}
+        if case.sec in GRAPH_SECTIONS:
+            graph_times = harness.graphs_us(calls, len(prepared.caches))
         times = harness.interleaved_us(
-            {OURS: prepared.run, **{name: call for name, (call, _) in calls.items()}},
-            rounds=ROUNDS if calls else 1,
-            rep_ms=50 if calls else 100,
+            calls, rounds=ROUNDS if peers else 1, rep_ms=50 if peers else 100
         )
+
+    def rates(name: str) -> dict[str, object]:
+        if name not in graph_times:
+            return {}
+        us = graph_times[name]
+        return {"us_graph": us, "tflops_graph": case.counted_flops / us / 1e6}
+
+    numbers: dict[str, object] = {"err": err, **rates(OURS)}
     if clock.mhz is not None:
         numbers["sm_mhz"] = clock.mhz
     line = record(prepared, times[OURS], numbers, results)
-    for name, (_, peer_err) in calls.items():
+    for name, (_, peer_err) in peers.items():
+        own: dict[str, object] = {"us": times[name], "err": peer_err, **rates(name)}
         tflops = case.counted_flops / times[name] / 1e6
-        results.add(case.sec, case.cfg, peer=name, us=times[name], tflops=tflops, err=peer_err)
+        results.add(case.sec, case.cfg, peer=name, tflops=tflops, **own)
         line += f"  {name} {tflops:.0f}"
     print(f"{line}  err {err:.2e}  {clock.mhz or '?'} MHz", flush=True)
 

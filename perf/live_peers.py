@@ -1,6 +1,6 @@
 """Peers in the same run, so that clocks and memory are alike: cuDNN (torch), FlashAttention-3.
 
-In prefill they take the tensors of a dense case of ours (equal lengths, ragged KV). In decode
+In prefill they take the tensors of a dense case of ours (equal lengths, ragged KV). Of paged cases
 FlashAttention-3 gets contiguous copies of our pages, since the wheel is built without pages: what
 it reads is easier to read than what we do. Whatever a peer refuses (a shape, a mask, a missing
 library) is skipped by the caller with the reason printed.
@@ -23,7 +23,7 @@ class Call(Protocol):
     def __call__(self, index: int = 0) -> torch.Tensor: ...
 
 
-SECTIONS = ("A", "A16", "M", "W")
+SECTIONS = ("A", "A16", "B", "K", "M", "W")
 
 
 class Unsupported(ValueError):
@@ -59,8 +59,10 @@ def cudnn(prepared: Prepared) -> Call:
 
 
 def fa3(prepared: Prepared) -> Call:
-    """FlashAttention-3's fixed-length forward; `load_fa3` first."""
+    """FlashAttention-3's forward, of dense cases that of fixed lengths; `load_fa3` first."""
     case = prepared.case
+    if case.page_size is not None or case.q_lens != case.kv_lens:
+        return fa3_contiguous(prepared)
     q, k, v = dense(prepared)
     options: dict[str, Any] = {
         "softmax_scale": case.head_dim**-0.5,

@@ -73,7 +73,12 @@ class CpuBatch:
             )
         else:
             self.plan_of_step = plan_batch(
-                requests, geometry, _NUM_BLOCKS, max_requests=most, cost=cost
+                requests,
+                geometry,
+                _NUM_BLOCKS,
+                max_requests=most,
+                cost=cost,
+                visible=step.visible,
             )
         self._step = step
 

@@ -282,6 +282,7 @@ class CudaBatch:
                 blocks,
                 max_requests=self._max_requests,
                 cost=kernels.cost,
+                visible=step.visible,
                 memory=self._memory,
             )
         return _Prepared(kernels, plan)

@@ -23,6 +23,7 @@ from cute_attn.scheduler import (
     Plan,
     RequestBatch,
     Timing,
+    Visible,
     plan_batch,
 )
 
@@ -76,17 +77,21 @@ class Part:
         requests: lengths.
         geometry: tile shape and band.
         num_blocks: thread blocks of the grid.
+        visible: of a mask that empties KV blocks within the band.
     """
 
     spec: KernelSpec
     requests: RequestBatch
     geometry: Geometry
     num_blocks: int
+    visible: Visible | None = None
 
     def plan(self, constants: Constants = BUILT_IN) -> Plan:
         """The launch's plan."""
         cost = cost_of(self.spec, constants)
-        return plan_batch(self.requests, self.geometry, self.num_blocks, cost=cost)
+        return plan_batch(
+            self.requests, self.geometry, self.num_blocks, cost=cost, visible=self.visible
+        )
 
 
 def parts_of(
@@ -135,5 +140,6 @@ def parts_of(
             schedule=schedule,
         )
         tiles = geometry(spec, num_kv_heads, step.band)
-        found.append(Part(spec, requests, tiles, sms * spec.tile.blocks_per_sm))
+        blocks = sms * spec.tile.blocks_per_sm
+        found.append(Part(spec, requests, tiles, blocks, step.visible))
     return found

@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cute_attn.abi import Item, WorkWalker
+from cute_attn.abi.plan import RequestRecord
 from cute_attn.formats import KVFormat, as_numpy, gather_kv, kv_views
 from cute_attn.reference.merge import merge_partials
 from cute_attn.scheduler import Plan
-from cute_attn.variants import Variant
+from cute_attn.variants import EMPTY, Variant
 
 Array = npt.NDArray[Any]
 
@@ -94,7 +95,8 @@ class _Run:
         self.walker = walker = WorkWalker(plan.view)
         self.views = kv_views(kv_format, k, v, layout)
         arrays = {name: as_numpy(x) for name, x in variant.arrays(tensors).items()}
-        self.parameters = {**variant.values(scalars), **arrays}
+        self.scalars = variant.values(scalars)
+        self.parameters = {**self.scalars, **arrays}
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
             raise TypeError(f"dtype is {self.dtype}; it takes float32 or float64")
@@ -150,22 +152,41 @@ class _Run:
         for item in items:
             begin = min(item.block_begin * tile_kv, record.kv_len)
             end = min(item.block_end * tile_kv, record.kv_len)
-            keys = slice(begin - first, end - first)
             token, head = self._rows(item)
+            q_idx = token - record.q_start + record.q_pos
+            key = np.arange(begin, end)
+            key = key[self._visible(record, head, q_idx, key)]
             out, lse2 = self._attend(
                 self.q[token, head].astype(self.dtype),
-                k[keys, item.kv_head],
-                v[keys, item.kv_head],
+                k[key - first, item.kv_head],
+                v[key - first, item.kv_head],
                 batch=record.batch,
                 head=head[:, None],
-                q_idx=(token - record.q_start + record.q_pos)[:, None],
-                kv_idx=np.arange(begin, end)[None, :] + record.kv_pos,
+                q_idx=q_idx[:, None],
+                kv_idx=key[None, :] + record.kv_pos,
             )
             if item.slot < 0:
                 self._finish(request, token, head, out, lse2)
             else:
                 self.partial_out[item.slot, : item.num_rows] = out
                 self.partial_lse[item.slot, : item.num_rows] = lse2
+
+    def _visible(self, record: RequestRecord, head: Array, q_idx: Array, key: Array) -> Array:
+        """Which keys lie in KV blocks that the mask does not empty."""
+        tile_kv, batch = self.walker.tile_kv, record.batch
+        if self.variant.block_test is None or not key.size:
+            return np.ones(key.size, np.bool_)
+        block, own = np.unique(key // tile_kv, return_inverse=True)
+        last = np.minimum((block + 1) * tile_kv, record.kv_len) - 1
+        kind = self.variant.classify(
+            (q_idx[0], q_idx[-1]),
+            (block * tile_kv + record.kv_pos, last + record.kv_pos),
+            self.scalars,
+            b=(batch, batch),
+            h=(head.min(), head.max()),
+        )
+        visible: Array = (kind != EMPTY)[own]
+        return visible
 
     def _attend(
         self, q: Array, k: Array, v: Array, *, batch: int, head: Array, q_idx: Array, kv_idx: Array

@@ -41,6 +41,10 @@ def _value(
     args = [found[x] for x in node.args]
     if node.op == "load":
         return _element(np.asarray(values[str(node.value)]), args, node.kind, dtype)
+    if node.op == "to_i64":
+        return args[0]
+    if node.op == "saturated":
+        return np.clip(args[0], -(1 << 31), (1 << 31) - 1)
     if node.op == "to_f32":
         return np.asarray(args[0]).astype(dtype)[()]
     if node.op == "to_i32":

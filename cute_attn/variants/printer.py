@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from cute_attn.variants.domain import bounds
 from cute_attn.variants.expression import ARGUMENTS, Expression, constant
+from cute_attn.variants.interval import Interval
 from cute_attn.variants.operations import (
     AND,
     ATOM,
@@ -27,12 +28,14 @@ from cute_attn.variants.operations import (
     UNARY,
 )
 
-CPP_TYPES = {"bool": "bool", "i32": "int", "f32": "float"}
+CPP_TYPES = {"bool": "bool", "i32": "int", "i64": "int64_t", "f32": "float"}
+_CASTS = {"to_i64": "int64_t({})", "saturated": "saturated({})"}  # of bounds: see `bounds`
 
 HEADER_FUNCTIONS = frozenset(
     {
         "fast_exp", "fast_sigmoid", "fast_sqrt", "fast_sin", "fast_cos", "fast_pow",
-        "fast_reciprocal", "floor_div", "floor_mod", "sigmoid_approx", "tanh_approx", "within",
+        "fast_reciprocal", "floor_div", "floor_mod", "saturated", "sigmoid_approx", "tanh_approx",
+        "within",
     }
 )  # fmt: skip
 """Those of `cute_attn/hook_functions.hpp`."""
@@ -81,12 +84,30 @@ def cpp_body(
         names: names for some of its nodes.
         lag: the function also has q_idx - kv_idx, the `Lag` of lag.hpp.
     """
-    return _Printer(root, names or {}, lag=lag).text()
+    printer = _Printer({"": root}, names or {}, lag=lag)
+    result = printer.value(root)
+    return "\n".join([*printer.statements, f"return {result};"]) if printer.statements else result
+
+
+def cpp_values(
+    roots: Mapping[str, Expression], limits: Callable[[Expression], Interval]
+) -> list[str]:
+    """Statements that give values names, in this order.
+
+    Args:
+        roots: the values by name; what stands in two of them is computed once.
+        limits: what integers in them are between.
+    """
+    printer = _Printer(roots, {}, limits=limits)
+    for name, root in roots.items():
+        value = printer.value(root)
+        printer.statements.append(f"{CPP_TYPES[root.kind]} const {name} = {value};")
+    return printer.statements
 
 
 def cpp_expression(root: Expression) -> str:
     """`root` as one expression, however long."""
-    return _Printer(root, {}, longest=None).text()
+    return _Printer({"": root}, {}, longest=None).value(root)
 
 
 def _sign_of_lag(node: Expression) -> int:
@@ -98,32 +119,38 @@ def _sign_of_lag(node: Expression) -> int:
 class _Printer:
     def __init__(
         self,
-        root: Expression,
+        roots: Mapping[str, Expression],
         names: Mapping[Expression, str],
         longest: int | None = _LONGEST,
+        limits: Callable[[Expression], Interval] = bounds,
         *,
         lag: bool = False,
     ) -> None:
-        self.root = root
+        self.roots = roots
         self.has_lag = lag
         self.longest = longest
-        self.uses = Counter(x for node in root.walk() for x in node.args)
+        self.limits = limits
+        nodes = dict.fromkeys(node for root in roots.values() for node in root.walk())
+        self.uses = Counter(x for node in nodes for x in node.args)
         self.wanted = names
-        self.taken = set(_RESERVED) | root.reads | set(ARGUMENTS)
+        reads = (root.reads for root in roots.values())
+        self.taken = set(_RESERVED).union(ARGUMENTS, roots, *reads)
         self.statements: list[str] = []
         self.named: set[Expression] = set()
         self.printed: dict[Expression, tuple[str, int]] = {}
 
-    def text(self) -> str:
-        for node in self.root.walk():
+    def value(self, root: Expression) -> str:
+        """The text of a root; statements that come before it are in `statements`."""
+        for node in root.walk():
+            if node in self.printed:
+                continue
             self.printed[node] = self._print(node)
             while self._is_long(node) and (operand := self._longest_operand(node)):
                 self._give_name(operand)
                 self.printed[node] = self._print(node)
-            if node is not self.root and not node.is_leaf and self._wants_name(node):
+            if node is not root and not node.is_leaf and self._wants_name(node):
                 self._give_name(node)
-        result = self.printed[self.root][0]
-        return "\n".join([*self.statements, f"return {result};"]) if self.statements else result
+        return self.printed[root][0]
 
     def _is_long(self, node: Expression) -> bool:
         return self.longest is not None and len(self.printed[node][0]) > self.longest
@@ -163,6 +190,8 @@ class _Printer:
             return text, UNARY if text.startswith("-") else ATOM
         if node.is_leaf:
             return str(node.value), ATOM
+        if node.op in _CASTS:
+            return _CASTS[node.op].format(self.printed[node.args[0]][0]), ATOM
         if node.op == "mul" and (scaled := self._scaled_tanh(node)):
             return scaled
         if self.has_lag and (lag := self._lag(node)):
@@ -246,7 +275,7 @@ class _Printer:
             if node.op == "mod":
                 return f"{left} & {number - 1}", BIT_AND
             return f"{left} >> {number.bit_length() - 1}", SHIFT
-        if bounds(x)[0] >= 0 and bounds(y)[0] > 0:
+        if self.limits(x)[0] >= 0 and self.limits(y)[0] > 0:
             symbol = "/" if node.op == "floordiv" else "%"
             return f"{self._operand(x, PRODUCT)} {symbol} {self._operand(y, PRODUCT + 1)}", PRODUCT
         return None

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ import numpy as np
 from cute_attn.abi import UNBOUNDED
 from cute_attn.variants import analysis, indices
 from cute_attn.variants.band import Band
+from cute_attn.variants.blocks import BlockTest, block_test
+from cute_attn.variants.evaluate import evaluate
 from cute_attn.variants.hook import Hook, both, traced
 from cute_attn.variants.interval import WHOLE, Interval
 from cute_attn.variants.parameters import Parameter, join, scalars_of, tensors_of
@@ -268,6 +271,42 @@ class Variant:
             leaves.update({name: (float(v), float(v)) for name, v in values.items()})
             return analysis.classify(self.mask.program.result, leaves)
         return self._classify_by_band(leaves, values)
+
+    @cached_property
+    def block_test(self) -> BlockTest | None:
+        """What kernels ask about each KV block; None: the band says all that is known."""
+        return None if self.band_is_mask else block_test(self.mask, self.scalars)
+
+    def visible(
+        self, scalars: Mapping[str, float | int] | None = None
+    ) -> Callable[[tuple[Any, Any], tuple[Any, Any], Any], Any] | None:
+        """For planning: whether rectangles may have visible scores, for any query head.
+
+        Args:
+            scalars: values; defaults where not given.
+
+        Returns:
+            A function of (first, last) of q_idx, the same of kv_idx, and the request, all integer
+            arrays that broadcast. None: the band says all that is known without tensors.
+        """
+        test = self.block_test
+        if test is None:
+            return None
+        some, values = test.visible.some, self.values(scalars)
+        if any(t.name in some.reads for t in self.tensors):
+
+            def not_empty(q_idx: tuple[Any, Any], kv_idx: tuple[Any, Any], b: Any) -> Any:
+                return self.classify(q_idx, kv_idx, values, b=(b, b)) != analysis.EMPTY
+
+            return not_empty
+        given = {f"params.{name}": value for name, value in values.items()}
+
+        def visible(q_idx: tuple[Any, Any], kv_idx: tuple[Any, Any], b: Any) -> Any:
+            corners = {"q_first": q_idx[0], "q_last": q_idx[1], "kv_first": kv_idx[0]}
+            corners |= {"kv_last": kv_idx[1], "b": b, "h_first": 0, "h_last": 1 << 30}
+            return evaluate(some, {**corners, **given})
+
+        return visible
 
     def _classify_by_band(
         self, leaves: Mapping[str, Interval], values: Mapping[str, float | int]

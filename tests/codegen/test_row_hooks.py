@@ -49,12 +49,12 @@ def compile_clean(kernel: GeneratedKernel) -> None:
 
 def test_only_hooks_that_there_are() -> None:
     assert cpp_row_hooks(causal() & soft_cap()) == ""
-    assert hook_headers(sigmoid_attention(4)) == ["cute_attn/hook_functions.hpp"]
+    of_scores = ["cute_attn/hook_functions.hpp", "cute_attn/lag.hpp"]
+    assert hook_headers(sigmoid_attention(4)) == of_scores
     text = cpp_row_hooks(causal() & attention_sinks())
     assert "kState = true" in text and "kOutput = false" in text
     assert "variant_output" not in text and "variant_mask" not in text
-    headers = hook_headers(ALL)
-    assert headers == ["cute_attn/finished_row.hpp", "cute_attn/hook_functions.hpp"]
+    assert hook_headers(ALL) == ["cute_attn/finished_row.hpp", *of_scores]
 
 
 def test_an_accessor_is_printed_once() -> None:

@@ -137,6 +137,18 @@ def relu_squared(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return positive * positive
 
 
+def sinks(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, first: int = 4, window: int = 64) -> Any:
+    return (kv_idx <= q_idx) & ((kv_idx < first) | (kv_idx > q_idx - window))
+
+
+def gap(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, begin: int = 0, end: int = 0) -> Any:
+    return (kv_idx < begin) | (kv_idx >= end)
+
+
+def late(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, first: int = 0) -> Any:
+    return (kv_idx <= q_idx) & (q_idx >= first)
+
+
 STEP = Scalar("step", "i32", 3, "distance of visible keys", lower=1)
 EVEN = Hook("even", "kv_idx % 2 == 0", lambda b, h, q_idx, kv_idx: kv_idx % 2 == 0)
 SLOPES = torch.linspace(0.01, 0.06, HEADS)
@@ -276,6 +288,32 @@ CASES = {
         finish=gated_on_tensors,
         scalars={"logits_soft_cap": 1.5, "shift": 0.3},
         tensors={"sink": SINK, "gate": GATE},
+    ),
+    "first_and_near": VariantCase(
+        Variant("sinks", mask=sinks),
+        lambda b, h, i, j: (j <= i) & ((j < 20) | (i - j < 60)),
+        scalars={"first": 20, "window": 60},
+    ),
+    "sinks_chunks": VariantCase(
+        Variant("sinks", mask=sinks) & chunked_local() & soft_cap(),
+        lambda b, h, i, j: (
+            (j <= i) & ((j < 20) | (i - j < 60)) & (i.div(150, rounding_mode="floor") == j // 150)
+        ),
+        lambda s, b, h, i, j: 1.5 * (s / 1.5).tanh(),
+        scalars={"first": 20, "window": 60, "chunk_size": 150, "logits_soft_cap": 1.5},
+    ),
+    # Pieces of a split tile without a visible key.
+    "gap": VariantCase(
+        Variant("gap", mask=gap),
+        lambda b, h, i, j: (j < 70) | (j >= 310),
+        scalars={"begin": 70, "end": 310},
+    ),
+    # Items without one, and rows beside others that have some.
+    "late": VariantCase(
+        Variant("late", mask=late), lambda b, h, i, j: (j <= i) & (i >= 250), scalars={"first": 250}
+    ),
+    "nothing": VariantCase(
+        Variant("late", mask=late), lambda b, h, i, j: (j <= i) & (i >= 999), scalars={"first": 999}
     ),
 }
 ROW_CASES = [name for name, x in CASES.items() if x.state or x.finish or not x.softmax]

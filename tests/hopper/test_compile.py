@@ -14,9 +14,12 @@ from cute_attn.runtime import CompiledKernel, CompileRequest, build_kernel, coun
 from cute_attn.variants import (
     Tensor,
     Variant,
+    alibi,
     attention_sinks,
     causal,
+    chunked_local,
     full,
+    prefix_lm,
     sigmoid_attention,
     sliding_window,
     soft_cap,
@@ -66,6 +69,10 @@ def scaled() -> Variant:
 
 SINKS, SIGMOID = causal() & attention_sinks(), causal() & sigmoid_attention(4096)
 
+FIRST_AND_NEAR = Variant(
+    "first_and_near", mask=lambda b, h, q, k, *, n=4, w=64: (k <= q) & ((k < n) | (k > q - w))
+)
+
 REPRESENTATIVE = [
     (128, "bf16", "ragged", 1, full()),
     (128, "fp16", "paged", 4, causal()),
@@ -82,10 +89,18 @@ REPRESENTATIVE = [
     (128, "fp16", "paged16", 4, SINKS & scaled()),
     (256, "bf16", "gather", 4, SIGMOID),
 ]
+SKIPPING = [
+    (128, "bf16", "ragged", 4, prefix_lm()),
+    (128, "bf16", "paged16", 3, prefix_lm() & alibi(8)),
+    (64, "bf16", "gather", 3, FIRST_AND_NEAR),
+    (256, "fp16", "paged", 4, FIRST_AND_NEAR),
+    ((192, 128), "bf16", "ragged", 1, causal() & chunked_local()),
+]
 FEW_ROWS = [
     (64, "bf16", "gather", 3, causal() & sliding_window()),
     (128, "bf16", "paged16", 8, causal()),
     (128, "fp16", "ragged", 1, causal() & soft_cap()),
+    (128, "bf16", "paged16", 8, FIRST_AND_NEAR),
     ((192, 128), "bf16", "paged", 1, causal()),
     (256, "bf16", "gather", 4, causal()),
     (128, "bf16", "paged16", 4, SINKS & scaled()),
@@ -106,6 +121,8 @@ MATRIX = [
         causal() & soft_cap(),
         causal() & sliding_window() & attention_sinks(),
         SIGMOID,
+        prefix_lm(),
+        FIRST_AND_NEAR,
     )
     for group in (1, 3)
 ]
@@ -115,7 +132,9 @@ def name(case: object) -> str:
     return case.name if isinstance(case, Variant) else str(case)
 
 
-@pytest.mark.parametrize("case", REPRESENTATIVE, ids=lambda c: "-".join(name(x) for x in c))
+@pytest.mark.parametrize(
+    "case", REPRESENTATIVE + SKIPPING, ids=lambda c: "-".join(name(x) for x in c)
+)
 def test_compiles_clean(case: tuple[Dims, str, str, int, Variant]) -> None:
     assert_clean(build(*case))
 

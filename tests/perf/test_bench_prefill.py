@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,6 +38,17 @@ def right(prepared: harness.Prepared) -> live_peers.Call:
 def wrong(prepared: harness.Prepared) -> live_peers.Call:
     _, _, v = live_peers.dense(prepared)
     return lambda index=0: v
+
+
+def copied(prepared: harness.Prepared) -> live_peers.Call:
+    """torch's own over one request's keys; its rows are flat, as those of FlashAttention-3."""
+    q, (k, v) = (
+        prepared.q.transpose(0, 1),
+        (x.transpose(0, 1) for x in harness.keys_of(prepared, 0)),
+    )
+    mask = torch.ones(q.shape[1], k.shape[1]).tril(k.shape[1] - q.shape[1]).bool()
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return lambda index=0: attend(q, k, v, attn_mask=mask, enable_gqa=True).transpose(0, 1)
 
 
 def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> argparse.Namespace:
@@ -97,7 +109,9 @@ def test_rows_of_a_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     spec = SimpleNamespace(tile=SimpleNamespace(q=128, kv=112))
     kernel = SimpleNamespace(name="a_kernel", spec=spec)
     monkeypatch.setattr(harness, "interleaved_us", times)
-    monkeypatch.setattr(harness, "graph_us", lambda prepared: 5.0)
+    monkeypatch.setattr(
+        harness, "graphs_us", lambda calls, count: {x: 5.0 * (i + 1) for i, x in enumerate(calls)}
+    )
     monkeypatch.setattr(harness, "prepare", lambda case, **_: prepare(case, device=CPU))
     monkeypatch.setattr(BatchAttention, "kernels", (kernel,))
     file = records.Records(tmp_path / "x.jsonl", {})
@@ -113,8 +127,11 @@ def test_rows_of_a_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     chunk = Case("K", "8/1 q8 kv48", (8,), (48,), 8, 1, 16, 16, True)
     bench_prefill.measure([chunk], None, {"right": right}, file)
-    row = file.rows[-1]
+    row = file.rows[-1]  # the peer wants equal lengths
     assert row["peer"] == "cute_attn" and row["us_graph"] == 5 and row["us"] == 10
+    bench_prefill.measure([replace(chunk, cfg="copied")], None, {"copied": copied}, file)
+    (cell,) = joining.join(file.rows[-2:], [])
+    assert cell.live == (10, "copied") and file.rows[-1]["us"] == 20
     assert row["tflops_graph"] == pytest.approx(chunk.flops / 5e6, rel=1e-4)
 
 

@@ -74,6 +74,11 @@ CUTE_DEVICE int floor_mod(int a, int b) {
   return remainder != 0 && (remainder ^ b) < 0 ? remainder + b : remainder;
 }
 
+// The nearest 32-bit integer.
+CUTE_DEVICE int saturated(int64_t x) {
+  return static_cast<int>(min(max(x, int64_t(-2147483647 - 1)), int64_t(2147483647)));
+}
+
 // An index within [0, size); one that is not becomes the last: hooks are also called for positions
 // behind the last key or query.
 CUTE_DEVICE int64_t within(int index, int size) {

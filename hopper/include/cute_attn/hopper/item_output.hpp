@@ -86,6 +86,21 @@ struct ItemOutput {
     }
   }
 
+  // The same where an item that shares its tile may have no visible keys.
+  CUTE_DEVICE static void write_empty_item(Params const& params, Item const& item, Merges& merges) {
+    if (warp_uniform(item.slot) < 0) return write_empty(params, item);
+    int64_t const first_row = int64_t(item.slot) * kTileQ;
+#pragma unroll 1
+    for (int i = threadIdx.x - kFirst; i < item.num_rows * (kColumns / 4); i += kThreads) {
+      int const row = i / (kColumns / 4), vector = i % (kColumns / 4);
+      float* const to = params.partial_out + (first_row + row) * kColumns + 4 * vector;
+      *reinterpret_cast<float4*>(to) = make_float4(0.f, 0.f, 0.f, 0.f);
+      if (kSoftmax && vector == 0) params.partial_lse[first_row + row] = neg_infinity();
+    }
+    cutlass::arch::NamedBarrier::sync(kThreads, kPieceDone);
+    if (threadIdx.x == kFirst) merges.arrive(params.plan, params.arrivals, item);
+  }
+
   // All consumers, when the block has no more items.
   CUTE_DEVICE static void merge(Params const& params, Merges& merges) {
     int const thread = threadIdx.x - kFirst;

@@ -5,7 +5,6 @@
 #include <cute_attn/hopper/ring.hpp>
 #include <cute_attn/hopper/tile_copy.hpp>
 #include <cute_attn/hopper/wgmma.hpp>
-#include <cute_attn/lag.hpp>
 #include <cute_attn/work.hpp>
 
 namespace cute_attn {
@@ -52,33 +51,6 @@ CUTE_DEVICE void zero_tail(Smem& smem, Ring ring, int valid_keys) {
   zero_rows<LayoutV, kTileKV, kHeadDim>(smem.v[ring.stage], valid_keys, threadIdx.x % 128);
   cutlass::arch::fence_view_async_shared();
   cutlass::arch::NamedBarrier::sync(128, kTailZeroed + consumer());
-}
-
-// The query of a packed row.
-template <int kGroup>
-struct RowOfThread {
-  int head, q_idx;
-
-  // One of the thread's two rows.
-  CUTE_DEVICE RowOfThread(Item const& item, int half) {
-    int const packed = item.row_begin + thread_row() + 8 * half;
-    head = item.kv_head * kGroup + packed % kGroup;
-    q_idx = item.request.q_pos + packed / kGroup;
-  }
-};
-
-// Calls f(score, half, key, lag) for this thread's scores of one KV block: of its row `half`; key: index
-// in the request; lag: q_idx less the key's position.
-template <int kTileKV, int kGroup, int N, class F>
-CUTE_DEVICE void for_each_position(Item const& item, int block, float (&score)[N], F f) {
-  int const key = block * kTileKV + 2 * (threadIdx.x % 4);
-  int const first = item.request.q_pos - item.request.kv_pos - key;
-  CUTE_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    Lag const lag = row_lag<kGroup>(first, item.row_begin + thread_row(), half);
-    for_each_score(score, half,
-                   [&](float& s, int column) { f(s, half, key + column, lag - column); });
-  }
 }
 
 }  // namespace cute_attn
