@@ -13,8 +13,13 @@ from cute_attn.variants import Variant
 
 DTYPES = ("bf16", "fp16")
 LOADERS = ("ragged", "paged", "gather")
-_FP16_MAX = 65504
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
+BLOCK_SMEM = {
+    "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
+    "sm_90a": 227 << 10,
+}  # fmt: skip
+"""Bytes of shared memory that a block may use (CUDA programming guide, compute capabilities)."""
+_FP16_MAX = 65504
 
 
 def has_dependent_launch(arch: str) -> bool:

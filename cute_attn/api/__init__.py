@@ -7,6 +7,7 @@ from cute_attn.api.flex import from_flex
 from cute_attn.api.kernel import Kernel, build, warmup
 from cute_attn.api.one_shot import attention, single_decode, single_prefill
 from cute_attn.api.states import merge_states
+from cute_attn.api.templates import register_template
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
 from cute_attn.formats import BlockSparseKV, BlockTableKV, DeviceKV, PagedKV, RaggedKV
 from cute_attn.variants import (
@@ -53,6 +54,7 @@ __all__ = [
     "full",
     "merge_states",
     "prefix_lm",
+    "register_template",
     "relative_bias",
     "sigmoid_attention",
     "single_decode",

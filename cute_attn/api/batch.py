@@ -35,7 +35,6 @@ from cute_attn.scheduler import Constants, Explanation, Launch, Plan, explain
 from cute_attn.variants import Variant
 
 KV_LAYOUTS = ("NHD", "HND")
-SCHEDULES = (dispatch.HOPPER_TILE, dispatch.AMPERE_TILE, dispatch.AMPERE_DECODE)
 
 
 class BatchAttention:
@@ -71,8 +70,8 @@ class BatchAttention:
         costs: constants for planning: a file of `cute-attn calibrate` for this kind of GPU, or
             `Constants`; default: CUTE_ATTN_COST_FILE, else the user's file for it, if there is
             one, else those of an H200 (docs/calibration.md). Not on the CPU.
-        schedule: force a kernel family: "hopper_tile", "ampere_tile" or "ampere_decode"; default:
-            chosen by the device and the lengths at every plan().
+        schedule: force a kernel family: "hopper_tile", "ampere_tile", "ampere_decode" or one of
+            `register_template`; default: chosen by the device and the lengths at every plan().
 
     Not for use by several threads at once.
 
@@ -112,7 +111,7 @@ class BatchAttention:
             if capacity is not None:
                 checks.positive(name, capacity)
         if schedule is not None:
-            checks.one_of("schedule", schedule, SCHEDULES)
+            checks.one_of("schedule", schedule, dispatch.known_schedules())
         if sm_scale is None:
             sm_scale = 1 / math.sqrt(head_dim)
         if not (math.isfinite(sm_scale) and sm_scale > 0):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cute_attn.api.dispatch import Problem, choose, geometry, is_long, tiles_per_sm
+from cute_attn.api.dispatch import Problem, choose, costs_of, geometry, is_long, tiles_per_sm
 from cute_attn.api.side_by_side import SideBySide
 from cute_attn.api.step import Step, make_step
 from cute_attn.codegen.spec import KernelSpec
@@ -33,7 +33,7 @@ def cost_of(spec: KernelSpec, constants: Constants = BUILT_IN) -> CostModel:
     return CostModel.for_kernel(
         spec.head_dim_qk,
         spec.head_dim_vo,
-        schedule=spec.schedule,
+        schedule=costs_of(spec.schedule),
         blocks_per_sm=spec.tile.blocks_per_sm,
         constants=constants,
     )
@@ -44,7 +44,7 @@ def timing_of(spec: KernelSpec, constants: Constants = BUILT_IN) -> Timing:
     return Timing.for_kernel(
         spec.head_dim_qk,
         spec.head_dim_vo,
-        schedule=spec.schedule,
+        schedule=costs_of(spec.schedule),
         loader=spec.loader,
         blocks_per_sm=spec.tile.blocks_per_sm,
         constants=constants,
