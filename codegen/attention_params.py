@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cute_attn.abi import Field, ParameterBlock
+from cute_attn.codegen.ranges import table_field
 from cute_attn.variants import Tensor, Variant
 
 _ROWS = (
@@ -90,7 +91,8 @@ def attention_params(
     Args:
         tma: K and V come through tensor maps rather than pointers and strides.
         paged: there is a page table.
-        variant: its scalars are appended under their own names, then its tensors.
+        variant: its scalars are appended under their own names, then its tensors, then tables of
+            their ranges.
         fused_merge: the last piece of a split tile merges all of them.
         q_tma: Q comes through a tensor map rather than pointer and strides.
         by_groups: tensor maps of paged K and V count groups of eight rows.
@@ -106,6 +108,8 @@ def attention_params(
     fields += tuple(Field(s.name, s.kind, s.comment) for s in variant.scalars)
     for t in variant.tensors:
         fields += tensor_fields(t)
+    if variant.block_test is not None:
+        fields += tuple(map(table_field, variant.block_test.tables))
     return ParameterBlock(fields)
 
 

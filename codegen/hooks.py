@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from cute_attn.codegen.ranges import read_function
 from cute_attn.variants import Hook, Scalar, Tensor, Variant
 from cute_attn.variants.band import Limit, as_expression
 from cute_attn.variants.blocks import BlockTest
@@ -30,13 +31,14 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
     A file that holds them goes through `number_lines` when it is complete.
     """
     parts = [
-        _accessor(t)
+        accessor(t)
         for t in variant.tensors
         if any(hook.reads(t.name) for hook in (variant.mask, variant.logits) if hook is not None)
     ]
     if variant.mask and mask:
         parts += _functions("mask", variant.mask, variant.scalars)
     if mask and variant.block_test is not None:
+        parts += map(read_function, variant.block_test.tables)
         parts.append(_block_function(variant.block_test))
     if variant.logits:
         parts += _functions("logits", variant.logits, variant.scalars)
@@ -48,6 +50,7 @@ def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
     limits = [cpp_limit(x) or "" for x in (variant.band.left, variant.band.right)]
     words = re.findall(r"\w+", " ".join([cpp_hooks(variant, mask=mask), *limits]))
     headers = ["cute_attn/hook_functions.hpp"] if HEADER_FUNCTIONS.intersection(words) else []
+    headers += ["cute_attn/block_ranges.hpp"] if "Range" in words else []
     return headers + (["cute_attn/visible_blocks.hpp"] if "variant_block" in words else [])
 
 
@@ -135,8 +138,8 @@ def _body(hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
     return [*lines, "  return (", directive, *hook.cpp.split("\n"), _BACK, "  );"]
 
 
-def _accessor(tensor: Tensor) -> str:
-    """The function of a tensor's name that reads an element."""
+def accessor(tensor: Tensor) -> str:
+    """The C++ function of a tensor's name that reads an element."""
     name, dims = tensor.name, tensor.dims
     kind = CPP_TYPES[tensor.kind]
     indices = "".join(f", int i{d}" for d in range(dims))

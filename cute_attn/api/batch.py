@@ -363,7 +363,7 @@ class BatchAttention:
     ) -> Parameters:
         shape = self._shape
         parameters = bind(shape.variant, scalars, tensors, shape.device, shape.num_qo_heads, step)
-        self._backend.check_parameters(parameters)
+        self._backend.take_parameters(parameters)
         return parameters
 
     def _set_step(self, step: AnyStep, parameters: Parameters) -> None:
