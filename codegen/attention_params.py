@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cute_attn.abi import Field, ParameterBlock
+from cute_attn.codegen.ranges import table_field
 from cute_attn.variants import Tensor, Variant
 
 _ROWS = (
@@ -86,7 +87,8 @@ def attention_params(
     Args:
         tma: K and V come through tensor maps rather than pointers and strides.
         paged: there is a page table.
-        variant: its scalars are appended under their own names, then its tensors.
+        variant: its scalars are appended under their own names, then its tensors, then tables of
+            their ranges.
         fused_merge: the last piece of a split tile merges all of them.
         q_tma: Q comes through a tensor map rather than pointer and strides.
         by_groups: tensor maps of paged K and V count groups of eight rows.
@@ -103,8 +105,11 @@ def attention_params(
 
 
 def _variant_fields(variant: Variant) -> tuple[Field, ...]:
-    scalars = (Field(s.name, s.kind, s.comment) for s in variant.scalars)
-    return (*scalars, *(field for t in variant.tensors for field in tensor_fields(t)))
+    fields = [Field(s.name, s.kind, s.comment) for s in variant.scalars]
+    fields += [field for t in variant.tensors for field in tensor_fields(t)]
+    if variant.block_test is not None:
+        fields += map(table_field, variant.block_test.tables)
+    return tuple(fields)
 
 
 _ELEMENTS = {"f32": "float const", "i32": "int32_t const", "bool": "uint8_t const"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from cute_attn.codegen.ranges import read_function
 from cute_attn.variants import Hook, Scalar, Tensor, Variant
 from cute_attn.variants.band import Limit, as_expression
 from cute_attn.variants.blocks import BlockTest
@@ -48,9 +49,7 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
     """
     there = variant.read_by(*ROW_ROLES)
     parts = [
-        _accessor(t)
-        for t in variant.tensors
-        if t in variant.read_by(*_OF_SCORES) and t not in there
+        accessor(t) for t in variant.tensors if t in variant.read_by(*_OF_SCORES) and t not in there
     ]
     roles = [role for role in _OF_SCORES if role in variant.hooks and (mask or role != "mask")]
     if roles:
@@ -58,6 +57,7 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
     for role in roles:
         parts += _functions(role, variant.hooks[role], variant.scalars)
     if mask and variant.block_test is not None:
+        parts += map(read_function, variant.block_test.tables)
         parts.append(_block_function(variant.block_test))
     return "\n\n".join(parts)
 
@@ -95,7 +95,7 @@ def cpp_row_hooks(variant: Variant) -> str:
     roles = [role for role in ROW_ROLES if role in variant.hooks]
     if not roles:
         return ""
-    parts = [_accessor(t) for t in variant.tensors if t in variant.read_by(*roles)]
+    parts = [accessor(t) for t in variant.tensors if t in variant.read_by(*roles)]
     for role in roles:
         parts += _functions(role, variant.hooks[role], variant.scalars)
     lines = ["// What happens to finished rows.", "struct RowHooks {"]
@@ -135,6 +135,7 @@ def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
     found = ["cute_attn/finished_row.hpp"] * bool(rows)
     found += ["cute_attn/hook_functions.hpp"] * bool(HEADER_FUNCTIONS & words)
     found += ["cute_attn/lag.hpp"] * ("Lag" in words)
+    found += ["cute_attn/block_ranges.hpp"] * ("Range" in words)
     return found + ["cute_attn/visible_blocks.hpp"] * ("variant_block" in words)
 
 
@@ -252,8 +253,8 @@ def _staged_body(program: Program, scalars: tuple[Scalar, ...]) -> list[str]:
     return [*lines, *(f"  {line}" for line in _of_score(program).split("\n"))]
 
 
-def _accessor(tensor: Tensor) -> str:
-    """The function of a tensor's name that reads an element."""
+def accessor(tensor: Tensor) -> str:
+    """The C++ function of a tensor's name that reads an element."""
     name, dims = tensor.name, tensor.dims
     kind = CPP_TYPES[tensor.kind]
     indices = "".join(f", int i{d}" for d in range(dims))

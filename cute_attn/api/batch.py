@@ -361,7 +361,7 @@ class BatchAttention:
         step: AnyStep,
     ) -> Parameters:
         parameters = bind(self._shape, scalars, tensors, step)
-        self._backend.check_parameters(parameters)
+        self._backend.take_parameters(parameters)
         return parameters
 
     def _set_step(self, step: AnyStep, parameters: Parameters) -> None:

@@ -18,13 +18,14 @@ _LOG2_E = math.log2(math.e)
 
 
 class Parameters(dict[str, float | int]):
-    """Fields of the argument block by name: scalars and what scores are scaled by, and addresses,
-    strides and sizes of tensors.
+    """Fields of the argument block by name: scalars and what scores are scaled by, addresses,
+    strides and sizes of tensors, and addresses of tables of ranges.
 
     Attributes:
         scalars: values of the variant's scalars.
         tensors: its tensors by name.
         missing: a tensor that it has and that was not given, or None.
+        tables: memory of the tables of ranges, or None.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Parameters(dict[str, float | int]):
     ) -> None:
         super().__init__(scalars, sm_scale=scales[0], scale_log2=scales[1])
         self.scalars, self.tensors, self.missing = scalars, tensors or {}, missing
+        self.tables: torch.Tensor | None = None
         for name, x in self.tensors.items():
             self[name] = x.data_ptr()
             self.update({f"{name}_stride_{i}": x.stride(i) for i in range(x.dim() - 1)})

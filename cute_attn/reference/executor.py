@@ -20,7 +20,8 @@ from cute_attn.abi.plan import RequestRecord
 from cute_attn.formats import KVFormat, as_numpy, gather_kv, kv_views
 from cute_attn.reference.merge import merge_partials
 from cute_attn.scheduler import Plan
-from cute_attn.variants import EMPTY, Variant
+from cute_attn.variants import Variant
+from cute_attn.variants.evaluate import evaluate
 
 Array = npt.NDArray[Any]
 
@@ -97,6 +98,7 @@ class _Run:
         arrays = {name: as_numpy(x) for name, x in variant.arrays(tensors).items()}
         self.scalars = variant.values(scalars)
         self.parameters = {**self.scalars, **arrays}
+        self.of_blocks = self._of_blocks(arrays)
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
             raise TypeError(f"dtype is {self.dtype}; it takes float32 or float64")
@@ -111,6 +113,13 @@ class _Run:
         slots = (plan.num_slots, walker.tile_q)
         self.partial_out = np.full((*slots, head_dim_vo), np.nan, self.dtype)
         self.partial_lse = np.full(slots, np.nan, self.dtype)
+
+    def _of_blocks(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
+        """What the mask's test of a KV block reads, beside its corners."""
+        test = self.variant.block_test
+        tables = () if test is None else test.tables
+        found: dict[str, Any] = {f"params.{name}": value for name, value in self.scalars.items()}
+        return {**found, **arrays, **{t.name: t.over(arrays[t.tensor]) for t in tables}}
 
     def _check(self) -> None:
         walker, views, q = self.walker, self.views, self.q
@@ -174,18 +183,22 @@ class _Run:
     def _visible(self, record: RequestRecord, head: Array, q_idx: Array, key: Array) -> Array:
         """Which keys lie in KV blocks that the mask does not empty."""
         tile_kv, batch = self.walker.tile_kv, record.batch
-        if self.variant.block_test is None or not key.size:
+        test = self.variant.block_test
+        if test is None or not key.size:
             return np.ones(key.size, np.bool_)
         block, own = np.unique(key // tile_kv, return_inverse=True)
         last = np.minimum((block + 1) * tile_kv, record.kv_len) - 1
-        kind = self.variant.classify(
-            (q_idx[0], q_idx[-1]),
-            (block * tile_kv + record.kv_pos, last + record.kv_pos),
-            self.scalars,
-            b=(batch, batch),
-            h=(head.min(), head.max()),
-        )
-        visible: Array = (kind != EMPTY)[own]
+        corners = {
+            "b": batch,
+            "h_first": head.min(),
+            "h_last": head.max(),
+            "q_first": q_idx[0],
+            "q_last": q_idx[-1],
+            "kv_first": block * tile_kv + record.kv_pos,
+            "kv_last": last + record.kv_pos,
+        }
+        some = evaluate(test.visible.some, {**corners, **self.of_blocks})
+        visible: Array = np.broadcast_to(some, block.shape)[own]
         return visible
 
     def _attend(

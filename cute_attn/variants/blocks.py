@@ -8,7 +8,7 @@ holds. What may not fit 32 bits is computed in 64; what is not understood has no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from cute_attn.variants.expression import Expression, constant, node
 from cute_attn.variants.hook import Hook
 from cute_attn.variants.interval import Interval
 from cute_attn.variants.polynomial import Polynomial, plus, polynomial
+from cute_attn.variants.ranges import RangeTable
 from cute_attn.variants.scalar import Scalar
 
 _SIDES = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -40,22 +41,32 @@ _UNKNOWN = Truth(_TRUE, _FALSE)
 @dataclass(frozen=True)
 class BlockTest:
     """Whether a block has visible scores, as expressions over b, h_first, h_last, q_first, q_last,
-    kv_first, kv_last and `params.NAME` of scalars.
+    kv_first, kv_last, `params.NAME` of scalars, and tables of ranges.
 
     Attributes:
         visible: what the mask says.
+        tables: ranges of tensors that it reads.
         limits: what integers in it are between, whatever the block.
     """
 
     visible: Truth
+    tables: tuple[RangeTable, ...]
     limits: Callable[[Expression], Interval] = field(repr=False, compare=False)
 
 
-def block_test(mask: Hook | None, scalars: tuple[Scalar, ...]) -> BlockTest | None:
-    """The test of a mask; None if it says nothing that the mask's band does not say."""
+def block_test(
+    mask: Hook | None, scalars: tuple[Scalar, ...], taken: Iterable[str] = ()
+) -> BlockTest | None:
+    """The test of a mask; None if it says nothing that the mask's band does not say.
+
+    Args:
+        mask: of the variant.
+        scalars: of the variant.
+        taken: names that tables of ranges must not have.
+    """
     if mask is None:
         return None
-    maker = BoundsMaker({s.name: s.bounds for s in scalars})
+    maker = BoundsMaker({s.name: s.bounds for s in scalars}, taken)
     truths = _Truths(maker)
     known, test = _TRUE, Truth(_TRUE, _TRUE)
     for part in mask.parts or (mask,):
@@ -69,7 +80,9 @@ def block_test(mask: Hook | None, scalars: tuple[Scalar, ...]) -> BlockTest | No
         with scalars_between({s.name: s.bounds for s in scalars}):
             if band_of(known).exact:
                 return None
-    return BlockTest(test, maker.limits)
+    reads = test.some.reads | test.all.reads
+    tables = tuple(table for table in maker.tables.values() if table.name in reads)
+    return BlockTest(test, tables, maker.limits)
 
 
 def _conjuncts(mask: Expression) -> list[Expression]:
@@ -97,6 +110,11 @@ class _Truths:
             return Truth(x, x)
         if (same := self._maker.uniform(x)) is not None:
             return Truth(same, same)
+        if x.op == "load":
+            least, most = self._maker.element(x)
+            if least is None or most is None:
+                return _UNKNOWN
+            return Truth(operate("ne", most, constant(0)), operate("ne", least, constant(0)))
         if x.op == "not":
             inner = self.of(x.args[0])
             return Truth(negated(inner.all), negated(inner.some))

@@ -6,7 +6,7 @@ that may leave 62 is no bound. i32 of the trace are taken not to overflow, as in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
@@ -16,6 +16,7 @@ from cute_attn.variants.expression import ARGUMENTS, Expression, argument, const
 from cute_attn.variants.interval import INT_MAX, INT_MIN, Interval
 from cute_attn.variants.operations import OPERATIONS
 from cute_attn.variants.polynomial import polynomial
+from cute_attn.variants.ranges import POSITIONS, RangeTable
 
 if TYPE_CHECKING:
     from cute_attn.variants.blocks import Truth
@@ -40,12 +41,16 @@ class BoundsMaker:
 
     Args:
         scalars: what scalars are between, by name.
+        taken: names that tables of ranges must not have.
 
     Attributes:
+        tables: the tables of ranges that bounds read, by tensor, pools and what varies.
         truth: gives the test of a bool expression; integers may depend on truth values.
     """
 
-    def __init__(self, scalars: Mapping[str, Interval]) -> None:
+    def __init__(self, scalars: Mapping[str, Interval], taken: Iterable[str] = ()) -> None:
+        self.tables: dict[tuple[object, ...], RangeTable] = {}
+        self._taken = set(taken)
         self.truth: Callable[[Expression], Truth]
         self._scalars = scalars
         self._limits: dict[Expression, Interval] = {}  # what our own expressions are between
@@ -121,6 +126,8 @@ class BoundsMaker:
             return self._number_of(test.all), self._number_of(test.some)
         if x.op == "where":
             return self._where(*x.args)
+        if x.op == "load":
+            return self.element(x)
         rule: Callable[..., Bounds] | None = getattr(self, f"_{x.op}", None)
         if rule is None:
             return NOTHING
@@ -128,6 +135,37 @@ class BoundsMaker:
         if x.op == "mod" and _has_short_chunks(*x.args):
             operands[0] = NOTHING
         return rule(*operands)
+
+    def element(self, x: Expression) -> Bounds:
+        """Of an element of an i32 or bool tensor, over all indices of a block; as i32."""
+        indices: list[Expression] = []
+        pools, varies = [], []
+        for arg in x.args:
+            low, high = self.narrow(self.of(arg))
+            if low is None or high is None:
+                return NOTHING
+            varies.append(low is not high)
+            pools.append(_pool(arg))
+            indices += [low, high] if varies[-1] else [low]
+        if not any(varies):
+            return NOTHING
+        table = self._table(str(x.value), x.kind, tuple(pools), tuple(varies))
+        found = node("range", tuple(indices), "range", table.name)
+        limits = (INT_MIN, INT_MAX) if x.kind == "i32" else (0.0, 1.0)
+        low, high = (self._known(node(side, (found,), "i32"), limits) for side in ("least", "most"))
+        return low, high
+
+    def _table(
+        self, tensor: str, kind: str, pools: tuple[int, ...], varies: tuple[bool, ...]
+    ) -> RangeTable:
+        key = (tensor, kind, pools, varies)
+        if key not in self.tables:
+            name, number = f"{tensor}_ranges", 1
+            while name in self._taken:
+                name, number = f"{tensor}_ranges_{number}", number + 1
+            self._taken.add(name)
+            self.tables[key] = RangeTable(name, *key)
+        return self.tables[key]
 
     def _corner(self, name: str, limits: Interval) -> Expression:
         return self._known(node("argument", (), "i32", name), limits)
@@ -328,6 +366,18 @@ class BoundsMaker:
 
 def _is_known(x: Bounds) -> TypeGuard[tuple[Expression, Expression]]:
     return x[0] is not None and x[1] is not None
+
+
+def _pool(index: Expression) -> int:
+    """Indices that an entry of a table covers: those of about POSITIONS positions."""
+    if index.reads.isdisjoint(("q_idx", "kv_idx")):
+        return 1
+    chunk = 1
+    for x in index.walk():
+        if x.op in ("floordiv", "rshift") and x.args[1].is_constant:
+            number = int(x.args[1].value)
+            chunk = max(chunk, number if x.op == "floordiv" else 1 << number)
+    return POSITIONS >> min(chunk.bit_length() - 1, POSITIONS.bit_length() - 1)
 
 
 def _has_short_chunks(x: Expression, divisor: Expression) -> bool:

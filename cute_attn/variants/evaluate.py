@@ -16,7 +16,8 @@ def evaluate(root: Expression, values: Mapping[str, Any], dtype: Any = np.float3
 
     Args:
         root: the expression.
-        values: of the arguments and scalars it reads, by name; arrays that broadcast.
+        values: of the arguments and scalars it reads, by name; arrays that broadcast. Of tables of
+            ranges the functions (`RangeTable.over`).
         dtype: float32 or float64: what "f32" is computed in.
 
     Returns:
@@ -41,6 +42,10 @@ def _value(
     args = [found[x] for x in node.args]
     if node.op == "load":
         return _element(np.asarray(values[str(node.value)]), args, node.kind, dtype)
+    if node.op == "range":
+        return values[str(node.value)](*args)
+    if node.op in ("least", "most"):
+        return args[0][node.op == "most"]
     if node.op == "to_i64":
         return args[0]
     if node.op == "saturated":

@@ -26,7 +26,7 @@ class Expression:
 
     Attributes:
         op: "constant", "argument", "scalar", "load" (an element of a tensor) or the name of a row
-            of `operations.OPERATIONS`.
+            of `operations.OPERATIONS`. `bounds` makes others.
         args: operands; of a load the indices.
         kind: "bool", "i32" or "f32".
         value: of a constant the number, of an argument, scalar or load the name, else None.
@@ -93,7 +93,7 @@ def node(
         if found is None:
             found = Expression()
             found.op, found.args, found.kind, found.value = op, args, kind, value
-            own = {str(value)} if op in ("argument", "scalar", "load") else set()
+            own = {str(value)} if op in ("argument", "scalar", "load", "range") else set()
             found.reads = frozenset(own.union(*(arg.reads for arg in args)))
             _nodes[key] = found
     return found

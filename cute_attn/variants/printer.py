@@ -28,8 +28,11 @@ from cute_attn.variants.operations import (
     UNARY,
 )
 
-CPP_TYPES = {"bool": "bool", "i32": "int", "i64": "int64_t", "f32": "float"}
-_CASTS = {"to_i64": "int64_t({})", "saturated": "saturated({})"}  # of bounds: see `bounds`
+CPP_TYPES = {"bool": "bool", "i32": "int", "i64": "int64_t", "f32": "float", "range": "Range"}
+# Of bounds: see `bounds`.
+_CASTS = {
+    "to_i64": "int64_t({})", "saturated": "saturated({})", "least": "{}.least", "most": "{}.most",
+}  # fmt: skip
 
 HEADER_FUNCTIONS = frozenset(
     {
@@ -156,7 +159,9 @@ class _Printer:
         return self.longest is not None and len(self.printed[node][0]) > self.longest
 
     def _wants_name(self, node: Expression) -> bool:
-        return self.longest is not None and (node in self.wanted or self.uses[node] > 1)
+        if self.longest is None or node.op in ("least", "most"):  # fields
+            return False
+        return node in self.wanted or self.uses[node] > 1
 
     def _longest_operand(self, node: Expression) -> Expression | None:
         """The operand that takes most room; None if all are names already."""
@@ -200,7 +205,7 @@ class _Printer:
             return self._division(*node.args)
         if node.op in ("floordiv", "mod") and (plain := self._plain_division(node)):
             return plain
-        if node.op == "load":
+        if node.op in ("load", "range"):
             indices = (self.printed[x][0] for x in node.args)
             return f"{node.value}({', '.join(['params', *indices])})", ATOM
         row = OPERATIONS[node.op]

@@ -275,7 +275,10 @@ class Variant:
     @cached_property
     def block_test(self) -> BlockTest | None:
         """What kernels ask about each KV block; None: the band says all that is known."""
-        return None if self.band_is_mask else block_test(self.mask, self.scalars)
+        if self.band_is_mask:
+            return None
+        names = [*(s.name for s in self.scalars), *(t.name for t in self.tensors)]
+        return block_test(self.mask, self.scalars, names)
 
     def visible(
         self, scalars: Mapping[str, float | int] | None = None
@@ -287,7 +290,8 @@ class Variant:
 
         Returns:
             A function of (first, last) of q_idx, the same of kv_idx, and the request, all integer
-            arrays that broadcast. None: the band says all that is known without tensors.
+            arrays that broadcast. None: the band says all that is known without tensors. What it
+            depends on at positions is taken to be as for documents (`RangeTable.expected`).
         """
         test = self.block_test
         if test is None:
@@ -299,7 +303,8 @@ class Variant:
                 return self.classify(q_idx, kv_idx, values, b=(b, b)) != analysis.EMPTY
 
             return not_empty
-        given = {f"params.{name}": value for name, value in values.items()}
+        given: dict[str, Any] = {f"params.{name}": value for name, value in values.items()}
+        given |= {table.name: table.expected for table in test.tables}
 
         def visible(q_idx: tuple[Any, Any], kv_idx: tuple[Any, Any], b: Any) -> Any:
             corners = {"q_first": q_idx[0], "q_last": q_idx[1], "kv_first": kv_idx[0]}

@@ -22,7 +22,6 @@ from cute_attn.variants import (
     Variant,
     causal,
     chunked_local,
-    document_mask,
     full,
     prefix_lm,
     sliding_window,
@@ -131,7 +130,10 @@ def test_what_the_band_says_is_not_asked_again() -> None:
     def every_third(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (kv_idx <= q_idx) & ((q_idx - kv_idx) % 3 == 0)
 
-    for variant in (full(), causal() & document_mask(), Variant("third", mask=every_third)):
+    by_weight = Variant(
+        "weight", mask=lambda b, h, q, k, *, w: w[k] > 0.5, params=[Tensor("w", "f32", 1)]
+    )
+    for variant in (full(), causal() & by_weight, Variant("third", mask=every_third)):
         assert block_test(variant.mask, variant.scalars) is None
     text = causal() & Variant("text", mask=Hook("even", "kv_idx % 2 == 0"))
     assert block_test(text.mask, text.scalars) is None
