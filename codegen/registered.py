@@ -23,7 +23,6 @@ from cute_attn.codegen.hooks import (
     hidden_score,
     hook_headers,
     number_lines,
-    score_scale,
 )
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
@@ -112,7 +111,6 @@ class RegisteredTemplate:
             "hooks": cpp_hooks(variant),
             "row_hooks": cpp_row_hooks(variant),
             "hook_headers": hook_headers(variant),
-            "score_scale": score_scale(variant),
             "hidden": hidden_score(variant),
             "band_left": cpp_limit(variant.band.left),
             "band_right": cpp_limit(variant.band.right),

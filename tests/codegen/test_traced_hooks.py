@@ -106,7 +106,7 @@ CUTE_DEVICE int document(Params const& params, int i0, int i1) {
     assert "bool allowed(Params const& params, int i0, int i1, int i2)" in source
     assert "unused(" not in source
     names = [f.name for f in attention_params(tma=False, paged=False, variant=variant).fields]
-    assert names[-1] == "unused_size_0" and "allowed_stride_1" in names
+    assert names[-1] == "allowed_ranges" and "allowed_stride_1" in names
 
 
 def test_helper_functions_only_where_used() -> None:
