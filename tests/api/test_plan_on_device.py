@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from cute_attn import BatchAttention, DeviceKV, PagedKV, RaggedKV
+from cute_attn import (
+    BatchAttention,
+    DeviceKV,
+    PagedKV,
+    RaggedKV,
+    attention_sinks,
+    causal,
+    sigmoid_attention,
+)
 from cute_attn.abi import UNBOUNDED, PlanLayout
 from cute_attn.api import small_kernels
 from cute_attn.scheduler import CostModel, DecodeCosts, Geometry
@@ -53,6 +61,26 @@ def gpu(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     made = lambda generated: _FakeKernel(fake_gpu, generated)  # noqa: E731  # one line
     monkeypatch.setattr(small_kernels, "build_generated", made)
     return fake_gpu
+
+
+def test_hooks_on_rows(gpu: Any) -> None:
+    """The same kernel with the same parameters follows either planner; nobody looks at indices."""
+    sink, other = torch.zeros(8), torch.ones(3)
+    variant = causal() & attention_sinks()
+    batch, kv = planned(gpu.batch, [20, 0, 33], variant=variant)
+    rows = zeros(3, 8, 128), zeros(6, 2, PAGE, 2, 128)
+    batch.run(*rows, tensors={"sink": sink})
+    gpu.launches.clear()
+    batch.plan_on_device(kv, tensors={"sink": other})
+    batch.run(*rows)
+    assert gpu.launches[1].params["sink"] == other.data_ptr()
+    assert gpu.launches[1].params["sink_size_0"] == 3
+    batch, kv = planned(gpu.batch, [20, 0, 33], variant=sigmoid_attention(32))
+    batch.plan_on_device(kv)
+    with pytest.raises(ValueError, match="variant 'sigmoid' has no softmax"):
+        batch.run(*rows, return_lse=True)
+    batch.run(*rows)
+    assert gpu.launches[-1].params["sigmoid_bias"] == pytest.approx(-np.log(32))
 
 
 def test_the_planner_and_what_follows_it(gpu: Any) -> None:

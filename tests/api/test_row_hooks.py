@@ -191,8 +191,8 @@ def test_what_kernels_are_given_without_softmax(fake_gpu: Any) -> None:
 
 
 @pytest.mark.parametrize("variant", [causal() & attention_sinks(), sigmoid_attention(64) & GATED])
-def test_plans_of_the_device_and_fixed_pieces(fake_gpu: Any, variant: Variant) -> None:
-    """Decode by the same kernels, whoever plans: parameters are in their blocks."""
+def test_fixed_pieces(fake_gpu: Any, variant: Variant) -> None:
+    """Batch invariance has kernels of its own, with the same hooks and parameters."""
     tensors = {"sink": torch.zeros(8)} if variant.softmax else {"gate": torch.zeros(1, 100, 8, 64)}
     batch = fake_gpu.batch(8, 2, 64, variant=variant, batch_invariant=True)
     batch.plan([0, 1], RaggedKV([0, 100]), tensors=tensors)
