@@ -40,7 +40,11 @@ LENGTHS = {
     "decode": ([1, 1, 1], [400, 1, 138]),
 }
 """(q_len, kv_len) of the requests."""
-ROW_LENGTHS = {**LENGTHS, "empty": ([3, 40, 1], [0, 17, 138])}
+ROW_LENGTHS = {
+    **LENGTHS,
+    "empty": ([17, 40, 20], [0, 17, 138]),
+    "empty_decode": ([1, 1, 2], [0, 138, 1]),
+}
 """The same for hooks on rows, which rows without keys have as well."""
 
 Dense = Callable[..., Any]
@@ -322,20 +326,6 @@ PAGE_SIZES = (None, 1, 16)
 """Of their KV."""
 
 
-def _as_state(function: Callable[[Any], Any]) -> Variant:
-    """The log-sum-exp of the row at -i is the function of x[i], whatever the keys."""
-
-    def of_table(lse: Any, b: Any, h: Any, q_idx: Any, *, x: Any) -> Any:
-        return function(x[-q_idx])
-
-    return Variant("of_table", row_state=of_table, params=[Tensor("x", "f32", 1)])
-
-
-FUNCTIONS = {
-    name: _as_state(getattr(functions, name))
-    for name in ("sigmoid", "sigmoid_approx", "tanh_approx")
-}
-"""Functions of hooks whose errors are measured, in float32."""
 PAGED = frozenset(list(CASES)[::2])
 """Those with pages of 16 keys; the others are ragged."""
 
@@ -434,7 +424,7 @@ def _pages(
 
 
 def kernels(arch: str) -> list[KernelSpec]:
-    """Every kernel that cases and functions take on a GPU, `ampere_tile` included."""
+    """Every kernel that the cases take on a GPU, `ampere_tile` included."""
     specs = []
     for name, case in CASES.items():
         on_rows = name in ROW_CASES
@@ -447,6 +437,4 @@ def kernels(arch: str) -> list[KernelSpec]:
                 if on_rows and arch == "sm_90a":
                     specs.append(choose(problem, rows=rows, schedule="hopper_tile"))
             specs.append(choose(problem, rows=None, schedule="ampere_tile"))
-    specs += [choose(Problem(arch, "bf16", DIM, DIM, 1, v, None), rows=None)
-              for v in FUNCTIONS.values()]  # fmt: skip
     return list(dict.fromkeys(specs))
