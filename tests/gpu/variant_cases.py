@@ -367,6 +367,7 @@ def outputs(
     schedule: str | None = None,
     with_plan: bool = True,
     page_size: int | None = -1,
+    batch_invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
     """(out, lse, their dense counterparts) of one case; lse is None without softmax.
 
@@ -377,6 +378,7 @@ def outputs(
         schedule: kernel family, or None.
         with_plan: tensors are given to plan(), else to run().
         page_size: None: ragged; -1: ragged, or 16 for those of PAGED.
+        batch_invariant: as of `BatchAttention`.
     """
     case, (q_len, kv_len) = CASES[name], ROW_LENGTHS[phase]
     rows, keys = ([0, *itertools.accumulate(x)] for x in (q_len, kv_len))
@@ -384,7 +386,14 @@ def outputs(
     k, v = (random(s, keys[-1], KV_HEADS, DIM).to(device, dtype) for s in (1, 2))
     tensors = {name: x.to(device) for name, x in case.tensors.items()}
     batch = BatchAttention(
-        HEADS, KV_HEADS, DIM, dtype=dtype, variant=case.variant, device=device, schedule=schedule
+        HEADS,
+        KV_HEADS,
+        DIM,
+        dtype=dtype,
+        variant=case.variant,
+        device=device,
+        schedule=schedule,
+        batch_invariant=batch_invariant,
     )
     if page_size == -1:
         page_size = 16 if name in PAGED else None
