@@ -56,6 +56,10 @@ class Prepared:
         self.wrapper.run(self.q, *self.caches[index % len(self.caches)], out=self.out)
 
 
+REST_S = 0.2
+"""Between two measurements that may heat the card: see `interleaved_us`."""
+
+
 def indptr(lengths: tuple[int, ...] | list[int]) -> list[int]:
     """Running sums from 0."""
     sums = [0]
@@ -219,13 +223,17 @@ def interleaved_us(
 ) -> dict[str, float]:
     """Median time of each call in microseconds, L2 emptied before each.
 
-    The calls take turns, `rounds` times, so that drifting clocks meet all of them alike.
+    The calls take turns, `rounds` times, so that drifting clocks meet all of them alike. The card
+    rests before each turn: a call must not pay for the heat of the one before it, which is worth up
+    to 15 % of a long one.
     """
     from triton.testing import do_bench
 
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
+            torch.cuda.synchronize()
+            time.sleep(REST_S)
             times[name] += do_bench(call, warmup=20, rep=rep_ms, return_mode="all")
     return {name: 1e3 * statistics.median(own) for name, own in times.items()}
 

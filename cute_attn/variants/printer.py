@@ -211,6 +211,9 @@ class _Printer:
         row = OPERATIONS[node.op]
         template = row.cpp.get(node.args[-1].kind) or row.cpp[""]
         own = row.precedence
+        if own in (AND, OR) and any(x.op == "load" for x in node.walk()):
+            # A load behind "&&" would be a branch.
+            template, own = template.replace("&&", "&").replace("||", "|"), BIT_AND
         if own == ATOM:  # a call
             return template.format(*(self.printed[x][0] for x in node.args)), ATOM
         of_logic = own == EQUALITY and node.args[0].kind == "bool"

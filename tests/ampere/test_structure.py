@@ -79,7 +79,7 @@ def test_only_paged_kernels_know_pages(schedule: str) -> None:
 def test_logits_hook_only_if_the_variant_has_one(schedule: str) -> None:
     assert "variant_logits" not in text_of(make_spec(schedule))
     text = text_of(make_spec(schedule, variant=causal() & soft_cap()))
-    assert "fast_tanh(score)" in text and "transform_scores(params" in text
+    assert "tanh_approx(score)" in text and "transform_scores(params" in text
     # The hook comes before the mask, so that a capped -inf cannot come back.
     body = text[text.index(STEP[schedule]) :]
     assert body.index("transform_scores(") < body.index("mask_scores(")

@@ -32,7 +32,7 @@ def test_constants_in_code_and_band() -> None:
     assert baked.band == Band(128, 0) and baked.band_is_mask
     assert baked.mask is not None and baked.logits is not None
     assert baked.mask.cpp == "(kv_idx <= q_idx) && (kv_idx >= q_idx - 128)"
-    assert baked.logits.cpp == "scaled_tanh(score, 1.0f / 30.0f, 30.0f)"
+    assert baked.logits.cpp == "30.0f * tanh_approx(score * (1.0f / 30.0f))"
     partly = windowed.bake(window_left=128)
     assert [s.name for s in partly.scalars] == ["logits_soft_cap"]
     chunks = chunked_local().bake(chunk_size=64).mask

@@ -157,8 +157,8 @@ def test_a_tensor_of_requests_is_read() -> None:
     assert test is not None
     assert cpp_values(test.visible._asdict(), test.limits) == [
         "int const t0 = prefix(params, b);",
-        "bool const some = (kv_first <= q_last) || (kv_first < t0);",
-        "bool const all = (kv_last <= q_first) || (kv_last < t0);",
+        "bool const some = (kv_first <= q_last) | (kv_first < t0);",
+        "bool const all = (kv_last <= q_first) | (kv_last < t0);",
     ]
 
 

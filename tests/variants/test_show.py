@@ -83,7 +83,7 @@ def test_bands_and_texts() -> None:
 def test_factors_of_the_score_are_shown() -> None:
     shown = soft_cap().show()
     assert "  sm_scale is multiplied with fast_reciprocal(logits_soft_cap)\n" in shown
-    assert "  C++\n    return fast_tanh(score);\n" in shown
+    assert "  C++\n    return tanh_approx(score);\n" in shown
     assert "  what it returns is multiplied with logits_soft_cap\n" in shown
 
 

@@ -5,9 +5,9 @@
 
 namespace cute_attn {
 
-// The sum of what is the same for all scores of a thread and of what is a constant once loops over a
-// fragment are unrolled: what depends on distances alone is computed once for all scores of a thread
-// on the same diagonal.
+// The sum of what is the same for all scores of a thread and of what is a constant once loops over
+// a fragment are unrolled: what depends on distances alone is computed once for all scores of a
+// thread on the same diagonal.
 class Lag {
  public:
   CUTE_DEVICE explicit Lag(int distance) : whole_(distance), real_(float(distance)), offset_(0) {}
@@ -32,8 +32,8 @@ class Lag {
   int offset_;
 };
 
-// Of packed row `row` + 8 half, half 0 or 1. first: that of a row at the request's first query. Where
-// the two rows are whole tokens apart, they have one sum.
+// Of packed row `row` + 8 half, half 0 or 1. first: that of a row at the request's first query.
+// Where the two rows are whole tokens apart, they have one sum.
 template <int kGroup>
 CUTE_DEVICE Lag row_lag(int first, int row, int half) {
   if constexpr (8 % kGroup == 0) return Lag(first + row / kGroup) + 8 / kGroup * half;

@@ -52,8 +52,8 @@ CUTE_DEVICE void transform_scores(Params const& params, Item const& item,
   using Row = RowOfThread<kGroup>;
   for_each_position<kTileKV, kGroup>(
       item, block, score, [&](float& s, int half, Row const& row, int key, Lag lag) {
-        s = variant_logits(params, values[half], s * params.sm_scale, item.request.batch(), row.head,
-                           row.q_idx, item.request.kv_pos + key, lag);
+        s = variant_logits(params, values[half], s * params.sm_scale, item.request.batch(),
+                           row.head, row.q_idx, item.request.kv_pos + key, lag);
       });
 }
 
@@ -64,9 +64,9 @@ CUTE_DEVICE void mask_scores(Params const& params, Item const& item, RowValues c
   using Row = RowOfThread<kGroup>;
   for_each_position<kTileKV, kGroup>(
       item, block, score, [&](float& s, int half, Row const& row, int key, Lag lag) {
-        bool const keep = key < item.request.kv_len &&
-                          variant_mask(params, values[half], item.request.batch(), row.head,
+        bool const seen = variant_mask(params, values[half], item.request.batch(), row.head,
                                        row.q_idx, item.request.kv_pos + key, lag);
+        bool const keep = seen & (key < item.request.kv_len);  // no branch around the mask
         s = keep ? s : hidden;
       });
 }
