@@ -26,7 +26,7 @@ EXPECTED_REACH = 512
 """Positions that plans expect to share a number with the one behind them."""
 MOST_ROWS = 16
 """Rows of a table that are looked at for one block; where there are more, nothing is known."""
-_PAIR_BYTES = 8
+PAIR_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class RangeTable:
 
     def num_bytes(self, shape: Sequence[int]) -> int:
         """Size of the table: (rows, LEVELS, entries of the main dimension) pairs of int32."""
-        return math.prod(self.entries(shape)) * LEVELS * _PAIR_BYTES
+        return math.prod(self.entries(shape)) * LEVELS * PAIR_BYTES
 
     def over(self, array: Any) -> Callable[..., tuple[Any, Any]]:
         """The function of indices that kernels have, over an array, with NumPy.

@@ -110,6 +110,14 @@ def prefixes(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, prefix: Any) -> Any:
     return (kv_idx <= q_idx) | (kv_idx < prefix[b])
 
 
+def padded(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, kept: Any) -> Any:
+    return kept[b, kv_idx]
+
+
+def windows(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, window: Any) -> Any:
+    return (kv_idx <= q_idx) & (kv_idx > q_idx - window[h])
+
+
 def sinks(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, first: int = 4, window: int = 64) -> Any:
     return (kv_idx <= q_idx) & ((kv_idx < first) | (kv_idx > q_idx - window))
 
@@ -128,6 +136,11 @@ SLOPES = torch.linspace(0.01, 0.06, HEADS)
 DOCUMENTS = (random(4, 3, LONGEST) > 2).cumsum(-1).int()
 BIAS = random(5, HEADS, 33)
 ALLOWED = random(6, LONGEST, LONGEST) > 0
+FEW_DOCUMENTS = (
+    torch.arange(LONGEST, dtype=torch.int32).div(150, rounding_mode="floor").repeat(3, 1)
+)
+KEPT = torch.arange(LONGEST).sub(torch.tensor([[200], [100], [0]])).abs() > 90
+WINDOWS = torch.tensor([3, 500, 40, 90, 1, 0, 200, 70], dtype=torch.int32)
 PREFIX = torch.tensor([90, 0, 170], dtype=torch.int32)
 
 
@@ -194,6 +207,25 @@ CASES = {
         causal() & document_mask(),
         lambda b, h, i, j: (j <= i) & (_on(DOCUMENTS, i)[b][i] == _on(DOCUMENTS, i)[b][j]),
         tensors={"document": DOCUMENTS},
+    ),
+    "few_documents": VariantCase(
+        causal() & document_mask(),
+        lambda b, h, i, j: (j <= i) & (i.div(150, rounding_mode="floor") == j // 150),
+        tensors={"document": FEW_DOCUMENTS},
+    ),
+    # Not causal, with requests whose first or last keys are hidden.
+    "padded": VariantCase(
+        Variant("padded", mask=padded, params=[Tensor("kept", "bool", 2)]) & soft_cap(),
+        lambda b, h, i, j: _on(KEPT, i)[b][j],
+        lambda s, b, h, i, j: 1.5 * (s / 1.5).tanh(),
+        scalars={"logits_soft_cap": 1.5},
+        tensors={"kept": KEPT},
+    ),
+    # One head sees nothing.
+    "windows_by_head": VariantCase(
+        Variant("windows", mask=windows, params=[Tensor("window", "i32", 1)]),
+        lambda b, h, i, j: (j <= i) & (i - j < _on(WINDOWS, i)[h]),
+        tensors={"window": WINDOWS},
     ),
     "relative": VariantCase(
         causal() & relative_bias(16),

@@ -15,6 +15,7 @@ from cute_attn.variants import (
     alibi,
     causal,
     chunked_local,
+    document_mask,
     full,
     prefix_lm,
     sliding_window,
@@ -75,6 +76,8 @@ SKIPPING = [
     (64, "bf16", "gather", 3, SINKS),
     (256, "fp16", "paged", 4, SINKS),
     ((192, 128), "bf16", "ragged", 1, causal() & chunked_local()),
+    (128, "bf16", "ragged", 1, causal() & document_mask()),
+    (64, "bf16", "gather", 3, causal() & document_mask()),
 ]
 FEW_ROWS = [
     (64, "bf16", "gather", 3, causal() & sliding_window()),
