@@ -34,10 +34,12 @@ if TYPE_CHECKING:
         causal,
         choose,
         chunked_local,
+        custom_mask,
         document_mask,
         from_flex,
         full,
         merge_states,
+        pack_masks,
         prefix_lm,
         relative_bias,
         single_decode,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
         sliding_window,
         soft_cap,
         supports,
+        tree_mask,
         warmup,
     )
 
@@ -76,12 +79,15 @@ _HOMES = {
         "alibi",
         "causal",
         "chunked_local",
+        "custom_mask",
         "document_mask",
         "full",
+        "pack_masks",
         "prefix_lm",
         "relative_bias",
         "sliding_window",
         "soft_cap",
+        "tree_mask",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -109,10 +115,12 @@ __all__ = [
     "causal",
     "choose",
     "chunked_local",
+    "custom_mask",
     "document_mask",
     "from_flex",
     "full",
     "merge_states",
+    "pack_masks",
     "prefix_lm",
     "relative_bias",
     "single_decode",
@@ -120,6 +128,7 @@ __all__ = [
     "sliding_window",
     "soft_cap",
     "supports",
+    "tree_mask",
     "warmup",
 ]
 

@@ -15,12 +15,15 @@ from cute_attn.variants import (
     alibi,
     causal,
     chunked_local,
+    custom_mask,
     document_mask,
     full,
+    pack_masks,
     prefix_lm,
     relative_bias,
     sliding_window,
     soft_cap,
+    tree_mask,
 )
 
 __all__ = [
@@ -45,10 +48,12 @@ __all__ = [
     "causal",
     "choose",
     "chunked_local",
+    "custom_mask",
     "document_mask",
     "from_flex",
     "full",
     "merge_states",
+    "pack_masks",
     "prefix_lm",
     "relative_bias",
     "single_decode",
@@ -56,5 +61,6 @@ __all__ = [
     "sliding_window",
     "soft_cap",
     "supports",
+    "tree_mask",
     "warmup",
 ]

@@ -10,6 +10,7 @@ import torch
 
 from cute_attn.api.step import AnyStep, Step
 from cute_attn.variants import Variant
+from cute_attn.variants.tensor import index_shape
 
 
 class Parameters(dict[str, float | int]):
@@ -35,7 +36,7 @@ class Parameters(dict[str, float | int]):
         for name, x in self.tensors.items():
             self[name] = x.data_ptr()
             self.update({f"{name}_stride_{i}": x.stride(i) for i in range(x.dim() - 1)})
-            self.update({f"{name}_size_{i}": x.shape[i] for i in range(x.dim())})
+            self.update({f"{name}_size_{i}": size for i, size in enumerate(index_shape(x))})
 
 
 def bind(
@@ -74,10 +75,13 @@ def bind(
             raise TypeError(f"{name} is on device {x.device}; it takes {device}")
         if x.stride(-1) != 1 and x.shape[-1] > 1:
             raise ValueError(f"{name} has strides {x.stride()}; the last one must be 1")
-        if max(x.shape) >= 1 << 31:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}; it takes less than 2^31 each")
+        if max(index_shape(x)) >= 1 << 31:
+            raise ValueError(
+                f"{name} has shape {tuple(x.shape)}; it takes less than 2^31 indices of each"
+                " dimension"
+            )
     if isinstance(step, Step) and (leaves := _reach(step, num_qo_heads)) is not None:
-        shapes = {name: tuple(x.shape) for name, x in found.items()}
+        shapes = {name: index_shape(x) for name, x in found.items()}
         variant.check_indices(shapes, leaves, scalars)
     return Parameters(scalars, found)
 

@@ -6,15 +6,18 @@ from cute_attn.variants.builtin import (
     alibi,
     causal,
     chunked_local,
+    custom_mask,
     document_mask,
     full,
     prefix_lm,
     relative_bias,
     sliding_window,
     soft_cap,
+    tree_mask,
 )
 from cute_attn.variants.errors import TraceError
 from cute_attn.variants.hook import Hook
+from cute_attn.variants.packed import pack_masks
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.tensor import Tensor
 from cute_attn.variants.variant import Variant
@@ -32,10 +35,13 @@ __all__ = [
     "alibi",
     "causal",
     "chunked_local",
+    "custom_mask",
     "document_mask",
     "full",
+    "pack_masks",
     "prefix_lm",
     "relative_bias",
     "sliding_window",
     "soft_cap",
+    "tree_mask",
 ]

@@ -218,13 +218,14 @@ class Variant:
         Raises:
             TypeError, ValueError: unknown names in `expected`, wrong dtypes and shapes.
         """
-        arrays = {name: np.asarray(x) for name, x in (expected or {}).items()}
-        for name, x in arrays.items():
+        arrays = {}
+        for name, x in (expected or {}).items():
             tensor = next((t for t in self.tensors if t.name == name), None)
             if tensor is None:
                 known = [t.name for t in self.tensors] or "none"
                 raise ValueError(f"expected has {name!r}; variant {self.name!r} has: {known}")
             tensor.check(x)
+            arrays[name] = tensor.elements(x)
         test = self.block_test
         if test is None:
             return None

@@ -21,11 +21,14 @@ from cute_attn import (
     causal,
     choose,
     chunked_local,
+    custom_mask,
     document_mask,
+    pack_masks,
     prefix_lm,
     relative_bias,
     sliding_window,
     soft_cap,
+    tree_mask,
 )
 from cute_attn.api.dispatch import tiles_per_sm
 from cute_attn.scheduler.constants import H200
@@ -51,6 +54,7 @@ class VariantCase:
         keep: the mask of the dense formula, of (b, h, i, j); None: all.
         bend: the score of it, of (s, b, h, i, j); None: as it is.
         scalars, tensors: of the variant.
+        of_lengths: further tensors, from (q_len, kv_len) of the requests.
     """
 
     variant: Variant
@@ -58,6 +62,7 @@ class VariantCase:
     bend: Dense | None = None
     scalars: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    of_lengths: Callable[[list[int], list[int]], dict[str, torch.Tensor]] = lambda q, kv: {}
 
 
 def random(seed: int, *shape: int) -> torch.Tensor:
@@ -128,6 +133,46 @@ def gap(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, begin: int = 0, end: int = 0
 
 def late(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, first: int = 0) -> Any:
     return (kv_idx <= q_idx) & (q_idx >= first)
+
+
+def scattered(b: Any, i: Any, j: Any) -> Any:
+    """Pairs of a mask without a rule, with keys that nobody sees and queries that see none."""
+    hidden = ((j > 150) & (j < 290)) | (i % 97 == 5)
+    return ((7 * i + 13 * j + 5 * b) % 11 < 6) & ~hidden
+
+
+def packed_masks(q_len: list[int], kv_len: list[int]) -> dict[str, torch.Tensor]:
+    """The tensors of `custom_mask` for `scattered`."""
+    masks = [
+        scattered(b, torch.arange(kv - q, kv)[:, None], torch.arange(kv))
+        for b, (q, kv) in enumerate(zip(q_len, kv_len, strict=True))
+    ]
+    return {name: torch.from_numpy(x) for name, x in pack_masks(masks).items()}
+
+
+def drafts(i: Any, j: Any) -> Any:
+    """A tree: each draft follows the one before the last, but for the first ones."""
+    return (j <= i) & ((i - j) % 2 == 0)
+
+
+def trees(q_len: list[int], kv_len: list[int]) -> dict[str, torch.Tensor]:
+    """The tensors of `tree_mask` for `drafts`."""
+    at = torch.arange(max(q_len))
+    tree = drafts(at[:, None], at).repeat(len(q_len), 1, 1)
+    begin = torch.tensor(kv_len, dtype=torch.int32) - torch.tensor(q_len, dtype=torch.int32)
+    return {"tree": tree, "tree_begin": begin}
+
+
+def packed_trees(q_len: list[int], kv_len: list[int]) -> dict[str, torch.Tensor]:
+    """With bits, in rows that are longer than they need be."""
+    found = trees(q_len, kv_len)
+    bits = np.packbits(found["tree"].numpy(), axis=-1, bitorder="little")
+    return {**found, "tree": torch.nn.functional.pad(torch.from_numpy(bits), (0, 3))}
+
+
+def in_tree(b: Any, h: Any, i: Any, j: Any) -> Any:
+    begin = i.min()  # the queries are the last keys
+    return (j < begin) | drafts(i - begin, j - begin)
 
 
 STEP = Scalar("step", "i32", 3, "distance of visible keys", lower=1)
@@ -227,6 +272,16 @@ CASES = {
         lambda b, h, i, j: (j <= i) & (i - j < _on(WINDOWS, i)[h]),
         tensors={"window": WINDOWS},
     ),
+    "custom": VariantCase(
+        custom_mask(), lambda b, h, i, j: scattered(b, i, j), of_lengths=packed_masks
+    ),
+    "custom_causal": VariantCase(
+        causal() & custom_mask(),
+        lambda b, h, i, j: (j <= i) & scattered(b, i, j),
+        of_lengths=packed_masks,
+    ),
+    "tree": VariantCase(tree_mask(), in_tree, of_lengths=trees),
+    "packed_tree": VariantCase(tree_mask(packed=True), in_tree, of_lengths=packed_trees),
     "relative": VariantCase(
         causal() & relative_bias(16),
         _seen,
@@ -317,13 +372,14 @@ def outputs(
     rows, keys = ([0, *itertools.accumulate(x)] for x in (q_len, kv_len))
     q = random(0, rows[-1], HEADS, DIM).to(device, dtype)
     k, v = (random(s, keys[-1], KV_HEADS, DIM).to(device, dtype) for s in (1, 2))
-    tensors = {name: x.to(device) for name, x in case.tensors.items()}
+    given = {**case.tensors, **case.of_lengths(q_len, kv_len)}
+    tensors = {name: x.to(device) for name, x in given.items()}
     batch = BatchAttention(
         HEADS, KV_HEADS, DIM, dtype=dtype, variant=case.variant, device=device, schedule=schedule
     )
     kv_format, cache = _pages(k, v, keys) if name in PAGED else (RaggedKV(keys), (k, v))
-    given = tensors if with_plan else None
-    batch.plan(rows, kv_format, scalars=case.scalars, tensors=given)
+    planned = tensors if with_plan else None
+    batch.plan(rows, kv_format, scalars=case.scalars, tensors=planned)
     later = None if with_plan else tensors
     out, lse = batch.run(q, *cache, return_lse=True, tensors=later)
     wanted = [
