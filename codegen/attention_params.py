@@ -112,16 +112,23 @@ def _variant_fields(variant: Variant) -> tuple[Field, ...]:
     return tuple(fields)
 
 
-_ELEMENTS = {"f32": "float const", "i32": "int32_t const", "bool": "uint8_t const"}
+_ELEMENTS = {
+    "f32": "float const",
+    "i32": "int32_t const",
+    "bool": "uint8_t const",
+    "bits": "uint8_t const",
+}
 
 
 def tensor_fields(tensor: Tensor) -> tuple[Field, ...]:
     """Fields of a tensor of the variant: pointer, strides but the last, which is 1, and sizes."""
     name, dims = tensor.name, tensor.dims
+    bits = tensor.kind == "bits"
+    unit, sizes = ("bytes", "bits, or rows of them") if bits else ("elements", "elements")
     return (
         Field(name, "pointer", tensor.comment or f"{dims} dims", _ELEMENTS[tensor.kind]),
-        *(Field(f"{name}_stride_{i}", "i64", "elements") for i in range(dims - 1)),
-        *(Field(f"{name}_size_{i}", "i32", "elements") for i in range(dims)),
+        *(Field(f"{name}_stride_{i}", "i64", unit) for i in range(dims - 1)),
+        *(Field(f"{name}_size_{i}", "i32", sizes) for i in range(dims)),
     )
 
 

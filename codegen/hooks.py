@@ -256,20 +256,29 @@ def _staged_body(program: Program, scalars: tuple[Scalar, ...]) -> list[str]:
 def accessor(tensor: Tensor) -> str:
     """The C++ function of a tensor's name that reads an element."""
     name, dims = tensor.name, tensor.dims
-    kind = CPP_TYPES[tensor.kind]
+    kind = CPP_TYPES[tensor.element_kind]
     indices = "".join(f", int i{d}" for d in range(dims))
     places = [f"within(i{d}, params.{name}_size_{d})" for d in range(dims)]
-    rows = [
+    lines = [
         f"  int64_t const at{d} = {place} * params.{name}_stride_{d};"
         for d, place in enumerate(places[:-1])
     ]
-    at = " + ".join([f"params.{name}", *(f"at{d}" for d in range(dims - 1)), places[-1]])
+    last = places[-1]
+    if tensor.kind == "bits":
+        lines.append(f"  int64_t const bit = {last};")
+        last = "(bit >> 3)"
+    at = " + ".join([f"params.{name}", *(f"at{d}" for d in range(dims - 1)), last])
+    value = f"__ldg({at})"
+    if tensor.kind == "bits":
+        value = f"({value} >> (bit & 7) & 1) != 0"
+    elif tensor.kind == "bool":
+        value = f"{value} != 0"
     return "\n".join(
         [
             f"// Tensor {name}{': ' + tensor.comment if tensor.comment else ''}.",
             f"CUTE_DEVICE {kind} {name}(Params const& params{indices}) {{",
-            *rows,
-            f"  return __ldg({at}){' != 0' if tensor.kind == 'bool' else ''};",
+            *lines,
+            f"  return {value};",
             "}",
         ]
     )

@@ -72,15 +72,15 @@ def make_function(table: RangeTable, tensor: Tensor) -> str:
     for depth, d in enumerate(pooled):
         lines += ["  Range found = no_elements();"] if depth == 0 else []
         lines.append(f"{'  ' * depth}  for (int j{d} = 0; j{d} < {table.pools[d]}; ++j{d}) {{")
-    indices = [
-        f"min({table.pools[d]} * row{d} + j{d}, params.{tensor.name}_size_{d} - 1)"
-        if d in pooled else f"row{d}" if d in rest else f"i{d}" for d in range(tensor.dims)
-    ]  # fmt: skip
     inner = "  " * (len(pooled) + 1)
-    lines.append(f"{inner}int const x = {tensor.name}(params, {', '.join(indices)});")
-    lines.append(
-        f"{inner}found = join(found, {{x, x}});" if pooled else f"{inner}return Range{{x, x}};"
-    )
+    lines += [
+        f"{inner}int const i{d} = min({table.pools[d]} * row{d} + j{d},"
+        f" params.{tensor.name}_size_{d} - 1);"
+        for d in pooled
+    ]
+    indices = [f"i{d}" if d == main or d in pooled else f"row{d}" for d in range(tensor.dims)]
+    one = f"one_element(cute_attn::{tensor.name}(params, {', '.join(indices)}))"
+    lines.append(f"{inner}found = join(found, {one});" if pooled else f"{inner}return {one};")
     lines += ["  " * (depth + 1) + "}" for depth in reversed(range(len(pooled)))]
     lines += ["  return found;", "};"] if pooled else ["};"]
     lines.append(f"Row::make(memory, params.{table.name}, blockIdx.x, chunk, size, element);")

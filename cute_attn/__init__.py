@@ -35,10 +35,12 @@ if TYPE_CHECKING:
         causal,
         choose,
         chunked_local,
+        custom_mask,
         document_mask,
         from_flex,
         full,
         merge_states,
+        pack_masks,
         prefix_lm,
         register_template,
         relative_bias,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
         sliding_window,
         soft_cap,
         supports,
+        tree_mask,
         warmup,
     )
 
@@ -81,13 +84,16 @@ _HOMES = {
         "attention_sinks",
         "causal",
         "chunked_local",
+        "custom_mask",
         "document_mask",
         "full",
+        "pack_masks",
         "prefix_lm",
         "relative_bias",
         "sigmoid_attention",
         "sliding_window",
         "soft_cap",
+        "tree_mask",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -116,10 +122,12 @@ __all__ = [
     "causal",
     "choose",
     "chunked_local",
+    "custom_mask",
     "document_mask",
     "from_flex",
     "full",
     "merge_states",
+    "pack_masks",
     "prefix_lm",
     "register_template",
     "relative_bias",
@@ -129,6 +137,7 @@ __all__ = [
     "sliding_window",
     "soft_cap",
     "supports",
+    "tree_mask",
     "warmup",
 ]
 

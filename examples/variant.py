@@ -62,7 +62,8 @@ def main() -> int:
     print(f"{kernel.name}: {kernel.resources.registers} registers")
     lines = kernel.source.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("// Mask:"))
-    print("\n".join(lines[start : start + 12]))
+    end = lines.index("}", next(i for i, line in enumerate(lines) if line.startswith("// Logits:")))
+    print("\n".join(lines[start : end + 1]))
     return 0 if error < 4e-3 else 1
 
 

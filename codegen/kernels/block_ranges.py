@@ -18,7 +18,7 @@ from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import ARCHS, UnsupportedSpecError, has_dependent_launch
 from cute_attn.variants import Variant
-from cute_attn.variants.ranges import LEVELS, RangeTable
+from cute_attn.variants.ranges import LEVELS, PAIR_BYTES, RangeTable
 
 THREADS = 1024
 _OUTPUTS = 128  # RangeRow::kOutputs
@@ -50,6 +50,7 @@ def emit_block_ranges(arch: str, variant: Variant, *, threads: int = THREADS) ->
     by_name = {t.name: t for t in tensors}
     parts = [(t.name, t.kind, t.dims, t.comment) for t in tensors]
     names = "_".join(t.name for t in tensors)
+    entries = _OUTPUTS + (1 << (LEVELS - 1))
     name = symbol(f"ranges_{names}_{arch}", arch, parts, tables, threads)
     text = render(
         TEMPLATES / "block_ranges.cu.jinja",
@@ -60,7 +61,7 @@ def emit_block_ranges(arch: str, variant: Variant, *, threads: int = THREADS) ->
         names=[table.name for table in tables],
         threads=threads,
         outputs=_OUTPUTS,
-        entries=_OUTPUTS + (1 << (LEVELS - 1)),
+        entries=entries,
         dependent_launch=has_dependent_launch(arch),
     )
     return GeneratedKernel(
@@ -68,7 +69,7 @@ def emit_block_ranges(arch: str, variant: Variant, *, threads: int = THREADS) ->
         text=text,
         arch=arch,
         threads=threads,
-        smem_bytes=0,
+        smem_bytes=2 * entries * PAIR_BYTES,
         blocks_per_sm=1,
         params=params,
         include_dirs=(INCLUDE_DIR,),

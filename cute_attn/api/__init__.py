@@ -17,13 +17,16 @@ from cute_attn.variants import (
     attention_sinks,
     causal,
     chunked_local,
+    custom_mask,
     document_mask,
     full,
+    pack_masks,
     prefix_lm,
     relative_bias,
     sigmoid_attention,
     sliding_window,
     soft_cap,
+    tree_mask,
 )
 
 __all__ = [
@@ -49,10 +52,12 @@ __all__ = [
     "causal",
     "choose",
     "chunked_local",
+    "custom_mask",
     "document_mask",
     "from_flex",
     "full",
     "merge_states",
+    "pack_masks",
     "prefix_lm",
     "register_template",
     "relative_bias",
@@ -62,5 +67,6 @@ __all__ = [
     "sliding_window",
     "soft_cap",
     "supports",
+    "tree_mask",
     "warmup",
 ]

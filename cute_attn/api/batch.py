@@ -251,6 +251,7 @@ class BatchAttention:
         *,
         scalars: Mapping[str, float | int] | None = None,
         tensors: Mapping[str, torch.Tensor] | None = None,
+        expected: Mapping[str, Any] | None = None,
     ) -> BatchAttention:
         """Decides which thread block does what for one step; run() then serves every layer.
 
@@ -267,6 +268,10 @@ class BatchAttention:
                 given.
             tensors: tensors that the variant reads, by name, on the device; they are read when
                 kernels run. None: run() is given them.
+            expected: what tensors of the mask will hold, or nearly so, by name: arrays or tensors
+                on the host. Work is then spread by the KV blocks that this leaves; results do not
+                depend on it. Of others, numbers are taken to change every few hundred positions,
+                as those of documents.
 
         Returns:
             self.
@@ -279,7 +284,9 @@ class BatchAttention:
             RuntimeError: during CUDA graph capture.
         """
         given = dict(scalars) if scalars is not None else None
-        step = make_step(qo_indptr, kv_format, self._shape.variant, given, self._shape.device)
+        step = make_step(
+            qo_indptr, kv_format, self._shape.variant, given, self._shape.device, expected
+        )
         parameters = self._bind(step.scalars, tensors, step)
         self._backend.plan(step)
         self._set_step(step, parameters)

@@ -13,6 +13,7 @@ from cute_attn.api.parameters import Parameters
 from cute_attn.api.small_kernels import ready
 from cute_attn.codegen.kernels import block_ranges_grid, emit_block_ranges, range_tables
 from cute_attn.variants import Variant
+from cute_attn.variants.tensor import index_shape
 
 _ALIGNMENT = 256
 
@@ -53,7 +54,7 @@ class BlockRanges:
         at, offsets = 0, {}
         for table in self._tables:
             offsets[table.name] = at
-            size = table.num_bytes(parameters.tensors[table.tensor].shape)
+            size = table.num_bytes(index_shape(parameters.tensors[table.tensor]))
             at += -(-size // _ALIGNMENT) * _ALIGNMENT
         if self._memory.numel() < at:
             self._memory = torch.empty(at, dtype=torch.uint8, device=self._device)
@@ -65,7 +66,7 @@ class BlockRanges:
         """Launches the kernel for tensors whose tables have their places."""
         if self._known is not parameters:
             self._arguments.set(**{name: parameters[name] for name in self._fields})
-            shapes = {name: tuple(x.shape) for name, x in parameters.tensors.items()}
+            shapes = {name: index_shape(x) for name, x in parameters.tensors.items()}
             self._grid = block_ranges_grid(self._tables, shapes)
             self._known = parameters
         self._launch(self._grid, stream, self._arguments.address)

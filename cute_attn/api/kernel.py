@@ -15,7 +15,7 @@ from typing import Any
 from cute_attn.api import dispatch
 from cute_attn.api.arguments import Arguments
 from cute_attn.codegen.hooks import users_lines
-from cute_attn.codegen.kernels import emit_merge
+from cute_attn.codegen.kernels import emit_block_ranges, emit_merge, range_tables
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.runtime.build import build_kernel
@@ -178,15 +178,15 @@ def warmup(
 ) -> list[CompiledKernel]:
     """Compiles many kernels in parallel processes, so that later calls find them in the cache.
 
-    With a spec comes the merge kernel that follows it, if it does not merge itself.
+    With a spec come the small kernels that its launches need (`launched_with`).
 
     Args:
         specs: specs, or generated kernels.
         jobs: processes; None takes as many as CPUs and free memory allow.
-        progress: called as progress(done, total, result) after each kernel, merges included.
+        progress: called as progress(done, total, result) after each kernel, all included.
 
     Returns:
-        the kernels in the order of `specs`, without the merges.
+        the kernels in the order of `specs`, without those that come with them.
 
     Raises:
         UnsupportedSpecError: a spec cannot be generated; nothing is compiled then.
@@ -195,8 +195,8 @@ def warmup(
     specs = list(specs)
     generated = [dispatch.emit(s) if isinstance(s, KernelSpec) else s for s in specs]
     attention = [s for s in specs if isinstance(s, KernelSpec)]
-    merges = [merge_of(s) for s in attention if not s.fuses_merge]
-    requests = [request_of(g) for g in [*generated, *dict.fromkeys(merges)]]
+    small = [kernel for spec in attention for kernel in launched_with(spec)]
+    requests = [request_of(g) for g in [*generated, *dict.fromkeys(small)]]
     compiled = []
     for i, result in enumerate(compile_many(requests, jobs, progress)):
         if isinstance(result, CompileError) and i < len(specs):
@@ -205,6 +205,16 @@ def warmup(
             raise result
         compiled.append(result)
     return compiled[: len(specs)]
+
+
+def launched_with(spec: KernelSpec) -> list[GeneratedKernel]:
+    """The small kernels that are launched with that of `spec`: ranges of tensors ahead of it, a
+    merge behind it."""
+    kernels = [] if spec.fuses_merge else [merge_of(spec)]
+    if range_tables(spec.variant):
+        arch = dispatch.emitter_arch(spec.arch, dispatch.AMPERE_DECODE)
+        kernels.append(emit_block_ranges(arch, spec.variant))
+    return kernels
 
 
 def merge_of(spec: KernelSpec) -> GeneratedKernel:

@@ -13,6 +13,7 @@ from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import AnyStep, Step
 from cute_attn.variants.evaluate import evaluate
 from cute_attn.variants.expression import Expression
+from cute_attn.variants.tensor import index_shape
 
 _LOG2_E = math.log2(math.e)
 
@@ -41,7 +42,7 @@ class Parameters(dict[str, float | int]):
         for name, x in self.tensors.items():
             self[name] = x.data_ptr()
             self.update({f"{name}_stride_{i}": x.stride(i) for i in range(x.dim() - 1)})
-            self.update({f"{name}_size_{i}": x.shape[i] for i in range(x.dim())})
+            self.update({f"{name}_size_{i}": size for i, size in enumerate(index_shape(x))})
 
 
 def bind(
@@ -78,16 +79,17 @@ def bind(
             raise TypeError(f"{name} is on device {x.device}; it takes {device}")
         if x.stride(-1) != 1 and x.shape[-1] > 1:
             raise ValueError(f"{name} has strides {x.stride()}; the last one must be 1")
-        if max(x.shape) >= 1 << 31:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}; it takes less than 2^31 each")
+        if max(index_shape(x)) >= 1 << 31:
+            raise ValueError(
+                f"{name} has shape {tuple(x.shape)}; it takes less than 2^31 indices of each"
+                " dimension"
+            )
     if isinstance(step, Step):
-        shapes = {name: tuple(x.shape) for name, x in found.items()}
+        shapes = {name: index_shape(x) for name, x in found.items()}
         rows = step.requests.q_len > 0
-        scores = _reach(
-            step, rows & (step.requests.kv_len > 0), shape.num_qo_heads, shape.head_dim_vo
-        )
-        finished = _reach(step, rows, shape.num_qo_heads, shape.head_dim_vo)
-        variant.check_indices(shapes, scores, scalars, finished)
+        sizes = shape.num_qo_heads, shape.head_dim_vo
+        scores = _reach(step, rows & (step.requests.kv_len > 0), *sizes)
+        variant.check_indices(shapes, scores, scalars, _reach(step, rows, *sizes))
     return Parameters(scalars, found, scales=scales)
 
 

@@ -5,6 +5,7 @@ A `Step` has its lengths on the host, a `DeviceStep` on the device.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +78,7 @@ def make_step(
     variant: Variant,
     scalars: dict[str, float | int] | None,
     device: torch.device,
+    expected: Mapping[str, Any] | None = None,
 ) -> Step:
     """Checks the arguments of `BatchAttention.plan` against each other.
 
@@ -117,7 +119,7 @@ def make_step(
         kv_needed=_kv_needed(kv_format),
         scalars=values,
         band=band,
-        visible=variant.visible(values),
+        visible=variant.visible(values, expected),
     )
 
 

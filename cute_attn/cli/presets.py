@@ -20,7 +20,7 @@ from cute_attn.api.dispatch import (
     named_variant,
     spec_for,
 )
-from cute_attn.api.kernel import merge_of
+from cute_attn.api.kernel import launched_with
 from cute_attn.codegen.kernels import emit_append
 from cute_attn.codegen.source import GeneratedKernel
 
@@ -103,7 +103,7 @@ def attention_specs(axes: Axes) -> list[KernelSpec]:
 
 
 def generate(axes: Axes) -> list[GeneratedKernel]:
-    """Source of all kernels: attention, the merge of each, append; none twice."""
+    """Source of all kernels: attention, what is launched with it, append; none twice."""
     kernels = with_merges(attention_specs(axes))
     for arch, dtype, dim, rope in product(axes.arch, axes.dtype, axes.head_dim, axes.append):
         kernels.append(emit_append(emitter_arch(arch, AMPERE_DECODE), dtype, dim, dim, rope))
@@ -111,12 +111,10 @@ def generate(axes: Axes) -> list[GeneratedKernel]:
 
 
 def with_merges(specs: Iterable[KernelSpec]) -> list[GeneratedKernel]:
-    """Each attention kernel, then its merge if it has one; none twice."""
+    """Each attention kernel, then what is launched with it; none twice."""
     kernels = []
     for spec in specs:
-        kernels.append(emit(spec))
-        if not spec.fuses_merge:
-            kernels.append(merge_of(spec))
+        kernels += [emit(spec), *launched_with(spec)]
     return unique(kernels)
 
 

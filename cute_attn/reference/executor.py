@@ -95,7 +95,8 @@ class _Run:
         self.plan, self.kv_format, self.variant = plan, kv_format, variant
         self.walker = walker = WorkWalker(plan.view)
         self.views = kv_views(kv_format, k, v, layout)
-        arrays = {name: as_numpy(x) for name, x in variant.arrays(tensors).items()}
+        given = variant.arrays(tensors)
+        arrays = {t.name: t.elements(as_numpy(given[t.name])) for t in variant.tensors}
         self.scalars = variant.values(scalars)
         self.parameters = {**self.scalars, **arrays}
         self.of_blocks = self._of_blocks(arrays)

@@ -63,7 +63,8 @@ class ExplainedItem(NamedTuple):
         row_begin, row_end: packed rows: row r is query token r // group of the request under query
             head kv_head * group + r % group.
         key_begin, key_end: keys that are read, counted from the request's first one. Whole KV
-            blocks: single rows may see fewer.
+            blocks: single rows may see fewer. KV blocks between them that a mask empties are not
+            read.
         slot: partial result that is written, or -1: no other item shares the tile.
         start_us, end_us: when, from the begin of the launch.
         kv_bytes: K and V that are loaded, from HBM or the L2 cache.

@@ -13,6 +13,7 @@ from cute_attn.abi.plan import MAX_BATCH, REQUEST_FIELDS, IntArray, PlanLayout, 
 from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.cost import CostModel
 from cute_attn.scheduler.each import Int64Array
+from cute_attn.scheduler.visits import Visible
 
 if TYPE_CHECKING:
     from cute_attn.scheduler.explain import Explanation
@@ -32,6 +33,7 @@ class Plan:
         cost: the cost model that it was planned with.
         resident_blocks: thread blocks that run at the same time, where there may be more of them;
             None: all.
+        visible: of a mask that empties KV blocks within the band, as it was planned with.
     """
 
     buffer: IntArray
@@ -45,6 +47,7 @@ class Plan:
     merge_cost: int
     cost: CostModel
     resident_blocks: int | None = None
+    visible: Visible | None = None
 
     @cached_property
     def view(self) -> PlanView:

@@ -128,6 +128,7 @@ def plan_batch(
     item = cost.item(geometry)
     best = _hand_out(records, runs, num_blocks, item, cost, split=policy == "balanced")
     plan = write_plan(records, runs, geometry, best, plan_layout(num_blocks, capacity), cost)
+    plan.visible = visible
     if memory is not None:
         memory.keep(key, requests, records, plan)
     return plan

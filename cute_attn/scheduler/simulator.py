@@ -28,6 +28,7 @@ from cute_attn.scheduler.fluid import Course, FloatArray, Work, flow
 from cute_attn.scheduler.plan import Plan
 from cute_attn.scheduler.reads import Reads, reads_of
 from cute_attn.scheduler.timing import Timing
+from cute_attn.scheduler.visits import Visible
 
 _LEAST_US = 1e-3
 """Of an item: one without keys writes zeros."""
@@ -214,11 +215,17 @@ class LaunchItems:
 
     @classmethod
     def of(
-        cls, blocks: Sequence[Sequence[Item]], requests: RequestBatch, geometry: Geometry
+        cls,
+        blocks: Sequence[Sequence[Item]],
+        requests: RequestBatch,
+        geometry: Geometry,
+        visible: Visible | None = None,
     ) -> LaunchItems:
-        """Of items per thread block; `Item.request` is an index into `requests`."""
+        """Of items per thread block; `Item.request` is an index into `requests`. `visible`: of a
+        mask that empties KV blocks within the band."""
         sizes = np.array([len(block) for block in blocks], np.int64)
-        reads = reads_of([item for block in blocks for item in block], requests, geometry)
+        every = [item for block in blocks for item in block]
+        reads = reads_of(every, requests, geometry, visible)
         return cls(geometry, reads, sizes, np.zeros(sizes.size), sizes.size)
 
     @classmethod
@@ -226,7 +233,7 @@ class LaunchItems:
         """Of a plan."""
         walker = WorkWalker(plan.view)
         blocks = [list(walker.items(block)) for block in range(walker.num_blocks)]
-        found = cls.of(blocks, plan.requests, plan.geometry)
+        found = cls.of(blocks, plan.requests, plan.geometry, plan.visible)
         wave_us, resident = plan.waves[1] / 1000, plan.resident_blocks or len(blocks)
         return replace(found, wave_us=wave_us, resident=resident)
 
@@ -252,7 +259,7 @@ class _Times(NamedTuple):
 
 def _work(items: LaunchItems, timing: Timing, begin_us: float) -> tuple[Work, _Times]:
     reads, count, of_block = items.reads, items.sizes.size, items.of_block
-    tile, rows, begin, end, slot = reads.table.T[[1, 4, 5, 6, 7]]
+    tile, rows, slot = reads.table.T[[1, 4, 7]]
     before_block = items.sizes.cumsum() - items.sizes
     first = np.zeros(tile.size, bool)
     first[before_block[items.sizes > 0]] = True
@@ -261,7 +268,7 @@ def _work(items: LaunchItems, timing: Timing, begin_us: float) -> tuple[Work, _T
     loaded = np.bincount(reads.owner, reads.keys, reads.once.size)
     fresh = np.minimum(reads.once / np.maximum(loaded, 1), 1.0)
 
-    compute = (end - begin) * timing.compute_block(items.geometry)
+    compute = reads.blocks.astype(np.float64) * timing.compute_block(items.geometry)
     partial = (slot >= 0) * rows * timing.partial_row_ps / 1e6
     loop = np.maximum(compute, reads.keys * timing.key_bytes / timing.block_gbps / 1000)
     hbm = (reads.keys * fresh[reads.owner] + rows) * timing.key_bytes

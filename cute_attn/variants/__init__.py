@@ -7,6 +7,7 @@ from cute_attn.variants.builtin import (
     attention_sinks,
     causal,
     chunked_local,
+    custom_mask,
     document_mask,
     full,
     prefix_lm,
@@ -14,9 +15,11 @@ from cute_attn.variants.builtin import (
     sigmoid_attention,
     sliding_window,
     soft_cap,
+    tree_mask,
 )
 from cute_attn.variants.errors import TraceError
 from cute_attn.variants.hook import Hook
+from cute_attn.variants.packed import pack_masks
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.tensor import Tensor
 from cute_attn.variants.variant import Variant
@@ -35,11 +38,14 @@ __all__ = [
     "attention_sinks",
     "causal",
     "chunked_local",
+    "custom_mask",
     "document_mask",
     "full",
+    "pack_masks",
     "prefix_lm",
     "relative_bias",
     "sigmoid_attention",
     "sliding_window",
     "soft_cap",
+    "tree_mask",
 ]

@@ -200,3 +200,59 @@ def sigmoid_attention(keys: int) -> Variant:
 
     bias = Scalar("sigmoid_bias", "f32", -math.log(keys), "added to scores")
     return Variant("sigmoid", logits=sigmoid_attention, softmax=False, params=[bias])
+
+
+def custom_mask() -> Variant:
+    """A query sees what a mask of its own says, a bit for each (query, key) of a request.
+
+    The layout is that of packed custom masks in FlashInfer: the rows of a request's mask follow one
+    another without a gap, those of the next request begin at a byte. `pack_masks` makes it. Reads
+    tensors `mask_bits` (bytes), `mask_begin` (requests) the first byte of each, `mask_query`
+    (requests) the position of its first query, kv_len - q_len, and `mask_keys` (requests) its keys,
+    the bits of a row. All together have less than 2^31 bits.
+    """
+
+    def custom_mask(
+        b: Any,
+        h: Any,
+        q_idx: Any,
+        kv_idx: Any,
+        *,
+        mask_bits: Any,
+        mask_begin: Any,
+        mask_query: Any,
+        mask_keys: Any,
+    ) -> Any:
+        row = 8 * mask_begin[b] + (q_idx - mask_query[b]) * mask_keys[b]
+        return mask_bits[row + kv_idx]
+
+    tensors = [
+        Tensor("mask_bits", "bits", 1, "(bytes), eight (query, key) pairs each"),
+        Tensor("mask_begin", "i32", 1, "(requests), first byte of the mask"),
+        Tensor("mask_query", "i32", 1, "(requests), position of the first query"),
+        Tensor("mask_keys", "i32", 1, "(requests), keys"),
+    ]
+    return Variant("custom_mask", mask=custom_mask, params=tensors)
+
+
+def tree_mask(*, packed: bool = False) -> Variant:
+    """Speculative decoding: the queries of a request are a tree of drafts, whose keys are its last
+    ones; all keys before them are seen.
+
+    Reads tensors `tree` (requests, queries, queries): whether a query sees the key of another one,
+    padded to the largest tree; and `tree_begin` (requests): the position of the first query, which
+    is the number of keys before the tree.
+
+    Args:
+        packed: `tree` has bits, (requests, queries, bytes of a row).
+    """
+
+    def tree_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, tree: Any, tree_begin: Any) -> Any:
+        begin = tree_begin[b]
+        return (kv_idx < begin) | tree[b, q_idx - begin, kv_idx - begin]
+
+    tensors = [
+        Tensor("tree", "bits" if packed else "bool", 3, "(requests, queries, queries)"),
+        Tensor("tree_begin", "i32", 1, "(requests), position of the first query"),
+    ]
+    return Variant("tree", mask=tree_mask, params=tensors)

@@ -26,7 +26,7 @@ EXPECTED_REACH = 512
 """Positions that plans expect to share a number with the one behind them."""
 MOST_ROWS = 16
 """Rows of a table that are looked at for one block; where there are more, nothing is known."""
-_PAIR_BYTES = 8
+PAIR_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class RangeTable:
 
     def num_bytes(self, shape: Sequence[int]) -> int:
         """Size of the table: (rows, LEVELS, entries of the main dimension) pairs of int32."""
-        return math.prod(self.entries(shape)) * LEVELS * _PAIR_BYTES
+        return math.prod(self.entries(shape)) * LEVELS * PAIR_BYTES
 
     def over(self, array: Any) -> Callable[..., tuple[Any, Any]]:
         """The function of indices that kernels have, over an array, with NumPy.
@@ -73,7 +73,9 @@ class RangeTable:
             a function of the index of each dimension, two where it varies (first, last), as arrays
             that broadcast; it gives (least, most), INT_MIN and INT_MAX where nothing is known.
         """
-        return lambda *indices: self._over(np.asarray(array), indices)
+        array = np.asarray(array)
+        windows = self._windows(array, np.minimum), self._windows(array, np.maximum)
+        return lambda *indices: self._find(array.shape, windows, indices)
 
     def expected(self, *indices: Any) -> tuple[Any, Any]:
         """What plans take the function of `over` to give, which cannot look at the tensor: numbers
@@ -85,27 +87,48 @@ class RangeTable:
         at = self.main + sum(self.varies[: self.main])
         return indices[at] - EXPECTED_REACH, indices[at + 1]
 
-    def _over(self, array: Any, indices: Sequence[Any]) -> tuple[Any, Any]:
-        rest = [np.asarray(i) for i in indices]
-        shape = np.broadcast_shapes(*(i.shape for i in rest))
-        low, high = np.empty(shape, np.int64), np.empty(shape, np.int64)
-        for at in np.ndindex(shape):
-            given = [int(np.broadcast_to(i, shape)[at]) for i in rest]
-            low[at], high[at] = self._of_block(array, given)
-        return low[()], high[()]
+    def _windows(self, array: Any, of: np.ufunc) -> Any:
+        """(LEVELS, entries of the other dimensions, entries of the main one)."""
+        entries = array.astype(np.int64)
+        for d, pool in enumerate(self.pools):
+            if pool > 1:
+                entries = of.reduceat(entries, np.arange(0, array.shape[d], pool), axis=d)
+        levels = [np.moveaxis(entries, self.main, -1)]
+        at = np.arange(levels[0].shape[-1])
+        for level in range(LEVELS - 1):
+            behind = np.minimum(at + (1 << level), at.size - 1)
+            levels.append(of(levels[-1], levels[-1][..., behind]))
+        return np.stack(levels)
 
-    def _of_block(self, array: Any, given: list[int]) -> tuple[int, int]:
-        slices = []
-        for d, (size, pool) in enumerate(zip(array.shape, self.pools, strict=True)):
+    def _find(
+        self, shape: Sequence[int], windows: tuple[Any, Any], indices: Sequence[Any]
+    ) -> tuple[Any, Any]:
+        given = list(np.broadcast_arrays(*(np.asarray(i, np.int64) for i in indices)))
+        known: Any = np.True_
+        begins, counts = [], []  # entries of each dimension
+        for d, (size, pool) in enumerate(zip(shape, self.pools, strict=True)):
+            first = given.pop(0)
             if not self.varies[d]:
-                index = given.pop(0)
-                slices.append(slice(index, index + 1) if 0 <= index < size else slice(-1, None))
+                begins.append(np.where((first < 0) | (first >= size), size - 1, first))
+                counts.append(np.ones_like(first))
                 continue
-            first, last = given.pop(0), given.pop(0)
-            begin, end = first // pool, last // pool + 1
+            last = given.pop(0)
+            begins.append(first // pool)
+            counts.append(last // pool - first // pool + 1)
             most = 1 << LEVELS if d == self.main else MOST_ROWS
-            if not 0 <= first <= last < size or end - begin > most:
-                return int(INT_MIN), int(INT_MAX)
-            slices.append(slice(begin * pool, end * pool))
-        block = array[tuple(slices)]
-        return int(block.min()), int(block.max())
+            known = known & (first >= 0) & (first <= last) & (last < size) & (counts[d] <= most)
+        begins = [np.where(known, begin, 0) for begin in begins]
+        counts = [np.where(known, count, 1) for count in counts]
+        begin, count = begins.pop(self.main), counts.pop(self.main)
+        level = np.minimum(np.frexp(count)[1] - 1, LEVELS - 1)
+        end = begin + count - (1 << level)
+        low, high = np.where(known, INT_MAX, INT_MIN), np.where(known, INT_MIN, INT_MAX)
+        for offset in np.ndindex(*(int(c.max(initial=0)) for c in counts)):
+            # Rows behind the last one of a block repeat it.
+            rows = [
+                b + np.minimum(o, c - 1) for b, o, c in zip(begins, offset, counts, strict=True)
+            ]
+            for at in (begin, end):
+                low = np.where(known, np.minimum(low, windows[0][(level, *rows, at)]), low)
+                high = np.where(known, np.maximum(high, windows[1][(level, *rows, at)]), high)
+        return low.astype(np.int64)[()], high.astype(np.int64)[()]

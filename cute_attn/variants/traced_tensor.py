@@ -59,7 +59,7 @@ class TracedTensor:
             _refuse(f"tensor {name} has {dims} dims and is indexed by {len(all_indices)}")
         if len(all_indices) < dims:
             return TracedTensor(self._tensor, all_indices)
-        element = load(name, self._tensor.kind, all_indices)
+        element = load(name, self._tensor.element_kind, all_indices)
         record, place = _record.get(), users_place()
         if record is not None and place is not None:
             record.places.setdefault(element, place)

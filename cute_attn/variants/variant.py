@@ -281,35 +281,51 @@ class Variant:
         return block_test(self.mask, self.scalars, names)
 
     def visible(
-        self, scalars: Mapping[str, float | int] | None = None
+        self,
+        scalars: Mapping[str, float | int] | None = None,
+        expected: Mapping[str, Any] | None = None,
     ) -> Callable[[tuple[Any, Any], tuple[Any, Any], Any], Any] | None:
         """For planning: whether rectangles may have visible scores, for any query head.
 
         Args:
             scalars: values; defaults where not given.
+            expected: arrays that tensors are taken to hold. Of those not given, what is read at
+                positions is taken to be numbers of documents (`RangeTable.expected`).
 
         Returns:
             A function of (first, last) of q_idx, the same of kv_idx, and the request, all integer
-            arrays that broadcast. None: the band says all that is known without tensors. What it
-            depends on at positions is taken to be as for documents (`RangeTable.expected`).
+            arrays that broadcast. None: the band says all that is known.
+
+        Raises:
+            TypeError, ValueError: unknown names in `expected`, wrong dtypes and shapes.
         """
+        arrays = {}
+        for name, x in (expected or {}).items():
+            tensor = next((t for t in self.tensors if t.name == name), None)
+            if tensor is None:
+                known = [t.name for t in self.tensors] or "none"
+                raise ValueError(f"expected has {name!r}; variant {self.name!r} has: {known}")
+            tensor.check(x)
+            arrays[name] = tensor.elements(x)
         test = self.block_test
         if test is None:
             return None
         some, values = test.visible.some, self.values(scalars)
-        if any(t.name in some.reads for t in self.tensors):
+        if any(t.name in some.reads and t.name not in arrays for t in self.tensors):
 
             def not_empty(q_idx: tuple[Any, Any], kv_idx: tuple[Any, Any], b: Any) -> Any:
                 return self.classify(q_idx, kv_idx, values, b=(b, b)) != analysis.EMPTY
 
             return not_empty
         given: dict[str, Any] = {f"params.{name}": value for name, value in values.items()}
-        given |= {table.name: table.expected for table in test.tables}
+        for table in test.tables:
+            array = arrays.get(table.tensor)
+            given[table.name] = table.expected if array is None else table.over(array)
 
         def visible(q_idx: tuple[Any, Any], kv_idx: tuple[Any, Any], b: Any) -> Any:
             corners = {"q_first": q_idx[0], "q_last": q_idx[1], "kv_first": kv_idx[0]}
             corners |= {"kv_last": kv_idx[1], "b": b, "h_first": 0, "h_last": 1 << 30}
-            return evaluate(some, {**corners, **given})
+            return evaluate(some, {**corners, **given, **arrays})
 
         return visible
 

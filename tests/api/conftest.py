@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from cute_attn import BatchAttention, hopper
-from cute_attn.api import cuda_batch, launch_set, plan_buffer, plan_store
+from cute_attn.api import block_ranges, cuda_batch, launch_set, plan_buffer, plan_store
 from cute_attn.api.arguments import Arguments
 from cute_attn.codegen.attention_params import attention_params
 from cute_attn.codegen.registered import REGISTERED
@@ -162,6 +162,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         (plan_store, "PlanBuffer", _FakeBuffer),
         (launch_set, "build", lambda spec: _FakeKernel(gpu, _not_generated(spec), spec)),
         (launch_set, "build_generated", lambda generated: _FakeKernel(gpu, generated)),
+        (block_ranges, "ready", lambda generated: _FakeKernel(gpu, generated)),
         (launch_set, "TensorMapEncoder", FakeEncoder),
         (launch_set, "replace_address", _fake_replace),
         (torch._C, "_cuda_getCurrentRawStream", lambda index: gpu.stream),

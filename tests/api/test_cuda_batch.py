@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cute_attn import BlockTableKV, PagedKV, RaggedKV, Variant
+from cute_attn import BlockTableKV, PagedKV, RaggedKV, Variant, causal, document_mask
 from cute_attn.abi import PlanLayout
 from cute_attn.api.tensor_maps import kv_map
 from cute_attn.scheduler import ARRIVALS_BYTES
@@ -247,6 +247,32 @@ def test_captured_graphs_keep_their_tensors(fake_gpu: Any) -> None:
     batch.plan([0, 1], RaggedKV([0, 9]), tensors={"bias": bias})
     with pytest.raises(ValueError, match=r"tensor 'bias' is another one than a captured graph"):
         batch.plan([0, 1], RaggedKV([0, 10]), tensors={"bias": torch.zeros(8, 16)})
+
+
+def test_ranges_of_tensors_are_made_before_the_attention(fake_gpu: Any) -> None:
+    """In each run, at a place that attention reads."""
+    rows = [0, 300]
+    batch = fake_gpu.batch(8, 2, 128, variant=causal() & document_mask(), cuda_graph=True)
+    first, second = (torch.zeros(2, n, dtype=torch.int32) for n in (300, 900))
+    batch.plan(rows, RaggedKV(rows), tensors={"document": first})
+    q, k = zeros(rows[-1], 8, 128), zeros(rows[-1], 2, 128)
+    places = {}
+    for given, tensor in ((None, first), ({"document": second}, second), (None, first)):
+        fake_gpu.launches.clear()
+        batch.run(q, k, k, tensors=given)
+        ranges, attention = fake_gpu.launches
+        assert ranges.name.startswith("ranges_document_sm_90_")
+        assert ranges.grid == (2, -(-tensor.shape[1] // (128 * 32)), 1)
+        assert ranges.params["document"] == tensor.data_ptr()
+        assert ranges.params["document_size_1"] == tensor.shape[1]
+        place = ranges.params["document_ranges"]
+        assert attention.params["document_ranges"] == place
+        assert places.setdefault(tensor.data_ptr(), place) == place
+    # The larger one has moved; a captured graph would still hold the first place.
+    assert len(set(places.values())) == 2
+    batch.plan(rows, RaggedKV(rows), tensors={"document": first})
+    batch.run(q, k, k)
+    assert fake_gpu.launches[-1].params["document_ranges"] == places[second.data_ptr()]
 
 
 def test_graph_mode_keeps_kernel_and_addresses(fake_gpu: Any) -> None:

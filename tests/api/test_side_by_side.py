@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
-from cute_attn import PagedKV
+from cute_attn import PagedKV, causal, document_mask
 from cute_attn.scheduler import ARRIVALS_BYTES, RequestBatch
 
 BF16 = torch.bfloat16
@@ -54,6 +54,18 @@ def test_two_launches_share_the_sms(fake_gpu: Any) -> None:
         assert prefill.params[name] == decode.params[name] != 0
     for name in ("plan", "arrivals", "partial_out", "partial_lse"):
         assert prefill.params[name] != decode.params[name]
+
+
+def test_ranges_of_tensors_are_made_once_for_both_launches(fake_gpu: Any) -> None:
+    """Ahead of the first: the second one does not wait for its predecessor."""
+    batch = fake_gpu.batch(8, 2, 128, variant=causal() & document_mask())
+    document = torch.zeros(3, 1 << 16, dtype=torch.int32)
+    batch.plan(*step(Q_LENS, PAGES), tensors={"document": document})
+    run(batch, 102)
+    names = [launch.name.split("_bf16")[0] for launch in fake_gpu.launches]
+    assert names[0].startswith("ranges_document_")
+    assert names[1:] == ["hopper_tile", "ampere_decode"]
+    assert len({launch.params["document_ranges"] for launch in fake_gpu.launches}) == 1
 
 
 @pytest.mark.parametrize("q_lens", [[1, 1, 1], [100, 9, 30]])

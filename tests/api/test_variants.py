@@ -50,7 +50,7 @@ def test_hooks_on_rows(name: str, phase: str, page_size: int | None) -> None:
     check(name, phase, page_size=page_size)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.tensors])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.variant.tensors])
 def test_tensors_given_to_run(name: str) -> None:
     planned, given = (outputs(name, "decode", CPU, torch.float32, with_plan=p) for p in (1, 0))
     assert torch.equal(planned[0], given[0])

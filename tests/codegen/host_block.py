@@ -34,7 +34,7 @@ CONFIG = """
 #define __launch_bounds__(n)
 using std::max;
 using std::min;
-struct Index3 { unsigned x = 0; };
+struct Index3 { unsigned x = 0, y = 0, z = 0; };
 struct int2 { int x, y; };
 struct int4 { int x, y, z, w; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
@@ -89,6 +89,14 @@ inline unsigned __ballot_sync(unsigned, bool value) {
   });
 }
 template <class T>
+T __reduce_min_sync(unsigned, T value) {
+  return exchange(value, [](auto const& of) {
+    T least = of(0);
+    for (int lane = 1; lane < 32; ++lane) least = min(least, of(lane));
+    return least;
+  });
+}
+template <class T>
 T __reduce_max_sync(unsigned, T value) {
   return exchange(value, [](auto const& of) {
     T most = of(0);
@@ -106,6 +114,8 @@ inline unsigned __reduce_add_sync(unsigned, unsigned value) {
 inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t{a} * b >> 32; }
 inline int __ffs(unsigned bits) { return __builtin_ffs(bits); }
 inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(bits); }
+template <class T>
+T __ldg(T const* at) { return *at; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 """

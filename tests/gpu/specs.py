@@ -25,7 +25,7 @@ from cute_attn import (
 from cute_attn.abi import UNBOUNDED
 from cute_attn.api.dispatch import all_specs, is_long, tiles_per_sm
 from cute_attn.api.fixed_kernels import FixedKernels
-from cute_attn.api.kernel import merge_of
+from cute_attn.api.kernel import launched_with
 from cute_attn.codegen.kernels import (
     emit_append,
     emit_merge_states,
@@ -66,13 +66,12 @@ def ampere_arch(arch: str) -> str:
 
 
 def with_merges(specs: Iterable[KernelSpec]) -> list[AnyKernel]:
-    """The specs, each followed by its merge kernel if it has one; none twice."""
+    """The specs, each followed by the small kernels that are launched with it; none twice."""
     kernels: dict[str, AnyKernel] = {}
     for spec in specs:
         kernels.setdefault(spec.name, spec)
-        if not spec.fuses_merge:
-            merge = merge_of(spec)
-            kernels.setdefault(merge.name, merge)
+        for small in launched_with(spec):
+            kernels.setdefault(small.name, small)
     return list(kernels.values())
 
 

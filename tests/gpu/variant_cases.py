@@ -22,12 +22,15 @@ from cute_attn import (
     causal,
     choose,
     chunked_local,
+    custom_mask,
     document_mask,
+    pack_masks,
     prefix_lm,
     relative_bias,
     sigmoid_attention,
     sliding_window,
     soft_cap,
+    tree_mask,
 )
 from cute_attn.api.dispatch import tiles_per_sm
 from cute_attn.scheduler.constants import H200
@@ -62,6 +65,7 @@ class VariantCase:
         finish: its output, of (out, b, h, i, d); None: as it is.
         softmax: False: scores are weights.
         scalars, tensors: of the variant.
+        of_lengths: further tensors, from (q_len, kv_len) of the requests.
     """
 
     variant: Variant
@@ -72,6 +76,7 @@ class VariantCase:
     softmax: bool = True
     scalars: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    of_lengths: Callable[[list[int], list[int]], dict[str, torch.Tensor]] = lambda q, kv: {}
 
 
 def random(seed: int, *shape: int) -> torch.Tensor:
@@ -141,6 +146,14 @@ def relu_squared(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return positive * positive
 
 
+def padded(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, kept: Any) -> Any:
+    return kept[b, kv_idx]
+
+
+def windows(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, window: Any) -> Any:
+    return (kv_idx <= q_idx) & (kv_idx > q_idx - window[h])
+
+
 def sinks(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, first: int = 4, window: int = 64) -> Any:
     return (kv_idx <= q_idx) & ((kv_idx < first) | (kv_idx > q_idx - window))
 
@@ -153,6 +166,46 @@ def late(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, first: int = 0) -> Any:
     return (kv_idx <= q_idx) & (q_idx >= first)
 
 
+def scattered(b: Any, i: Any, j: Any) -> Any:
+    """Pairs of a mask without a rule, with keys that nobody sees and queries that see none."""
+    hidden = ((j > 150) & (j < 290)) | (i % 97 == 5)
+    return ((7 * i + 13 * j + 5 * b) % 11 < 6) & ~hidden
+
+
+def packed_masks(q_len: list[int], kv_len: list[int]) -> dict[str, torch.Tensor]:
+    """The tensors of `custom_mask` for `scattered`."""
+    masks = [
+        scattered(b, torch.arange(kv - q, kv)[:, None], torch.arange(kv))
+        for b, (q, kv) in enumerate(zip(q_len, kv_len, strict=True))
+    ]
+    return {name: torch.from_numpy(x) for name, x in pack_masks(masks).items()}
+
+
+def drafts(i: Any, j: Any) -> Any:
+    """A tree: each draft follows the one before the last, but for the first ones."""
+    return (j <= i) & ((i - j) % 2 == 0)
+
+
+def trees(q_len: list[int], kv_len: list[int]) -> dict[str, torch.Tensor]:
+    """The tensors of `tree_mask` for `drafts`."""
+    at = torch.arange(max(q_len))
+    tree = drafts(at[:, None], at).repeat(len(q_len), 1, 1)
+    begin = torch.tensor(kv_len, dtype=torch.int32) - torch.tensor(q_len, dtype=torch.int32)
+    return {"tree": tree, "tree_begin": begin}
+
+
+def packed_trees(q_len: list[int], kv_len: list[int]) -> dict[str, torch.Tensor]:
+    """With bits, in rows that are longer than they need be."""
+    found = trees(q_len, kv_len)
+    bits = np.packbits(found["tree"].numpy(), axis=-1, bitorder="little")
+    return {**found, "tree": torch.nn.functional.pad(torch.from_numpy(bits), (0, 3))}
+
+
+def in_tree(b: Any, h: Any, i: Any, j: Any) -> Any:
+    begin = i.min()  # the queries are the last keys
+    return (j < begin) | drafts(i - begin, j - begin)
+
+
 STEP = Scalar("step", "i32", 3, "distance of visible keys", lower=1)
 EVEN = Hook("even", "kv_idx % 2 == 0", lambda b, h, q_idx, kv_idx: kv_idx % 2 == 0)
 SLOPES = torch.linspace(0.01, 0.06, HEADS)
@@ -161,6 +214,11 @@ BIAS = random(5, HEADS, 33)
 ALLOWED = random(6, LONGEST, LONGEST) > 0
 SINK = torch.tensor([-40.0, 40.0, 0.0, 1.0, -2.0, 3.0, 5.0, 8.0])
 GATE = random(8, HEADS, DIM)
+FEW_DOCUMENTS = (
+    torch.arange(LONGEST, dtype=torch.int32).div(150, rounding_mode="floor").repeat(3, 1)
+)
+KEPT = torch.arange(LONGEST).sub(torch.tensor([[200], [100], [0]])).abs() > 90
+WINDOWS = torch.tensor([3, 500, 40, 90, 1, 0, 200, 70], dtype=torch.int32)
 PREFIX = torch.tensor([90, 0, 170], dtype=torch.int32)
 
 
@@ -228,6 +286,35 @@ CASES = {
         lambda b, h, i, j: (j <= i) & (_on(DOCUMENTS, i)[b][i] == _on(DOCUMENTS, i)[b][j]),
         tensors={"document": DOCUMENTS},
     ),
+    "few_documents": VariantCase(
+        causal() & document_mask(),
+        lambda b, h, i, j: (j <= i) & (i.div(150, rounding_mode="floor") == j // 150),
+        tensors={"document": FEW_DOCUMENTS},
+    ),
+    # Not causal, with requests whose first or last keys are hidden.
+    "padded": VariantCase(
+        Variant("padded", mask=padded, params=[Tensor("kept", "bool", 2)]) & soft_cap(),
+        lambda b, h, i, j: _on(KEPT, i)[b][j],
+        lambda s, b, h, i, j: 1.5 * (s / 1.5).tanh(),
+        scalars={"logits_soft_cap": 1.5},
+        tensors={"kept": KEPT},
+    ),
+    # One head sees nothing.
+    "windows_by_head": VariantCase(
+        Variant("windows", mask=windows, params=[Tensor("window", "i32", 1)]),
+        lambda b, h, i, j: (j <= i) & (i - j < _on(WINDOWS, i)[h]),
+        tensors={"window": WINDOWS},
+    ),
+    "custom": VariantCase(
+        custom_mask(), lambda b, h, i, j: scattered(b, i, j), of_lengths=packed_masks
+    ),
+    "custom_causal": VariantCase(
+        causal() & custom_mask(),
+        lambda b, h, i, j: (j <= i) & scattered(b, i, j),
+        of_lengths=packed_masks,
+    ),
+    "tree": VariantCase(tree_mask(), in_tree, of_lengths=trees),
+    "packed_tree": VariantCase(tree_mask(packed=True), in_tree, of_lengths=packed_trees),
     "relative": VariantCase(
         causal() & relative_bias(16),
         _seen,
@@ -384,7 +471,8 @@ def outputs(
     rows, keys = ([0, *itertools.accumulate(x)] for x in (q_len, kv_len))
     q = random(0, rows[-1], HEADS, DIM).to(device, dtype)
     k, v = (random(s, keys[-1], KV_HEADS, DIM).to(device, dtype) for s in (1, 2))
-    tensors = {name: x.to(device) for name, x in case.tensors.items()}
+    given = {**case.tensors, **case.of_lengths(q_len, kv_len)}
+    tensors = {name: x.to(device) for name, x in given.items()}
     batch = BatchAttention(
         HEADS,
         KV_HEADS,
@@ -402,6 +490,9 @@ def outputs(
         kv_format, cache = _pages(k, v, keys, page_size)
     given = tensors if with_plan else None
     batch.plan(rows, kv_format, scalars=case.scalars, tensors=given)
+    kv_format, cache = _pages(k, v, keys) if name in PAGED else (RaggedKV(keys), (k, v))
+    planned = tensors if with_plan else None
+    batch.plan(rows, kv_format, scalars=case.scalars, tensors=planned)
     later = None if with_plan else tensors
     result = batch.run(q, *cache, return_lse=case.softmax, tensors=later)
     out, lse = result if case.softmax else (result, None)

@@ -18,6 +18,7 @@ from cute_attn.variants import (
     attention_sinks,
     causal,
     chunked_local,
+    document_mask,
     full,
     prefix_lm,
     sigmoid_attention,
@@ -95,6 +96,8 @@ SKIPPING = [
     (64, "bf16", "gather", 3, FIRST_AND_NEAR),
     (256, "fp16", "paged", 4, FIRST_AND_NEAR),
     ((192, 128), "bf16", "ragged", 1, causal() & chunked_local()),
+    (128, "bf16", "ragged", 1, causal() & document_mask()),
+    (64, "bf16", "gather", 3, causal() & document_mask()),
 ]
 FEW_ROWS = [
     (64, "bf16", "gather", 3, causal() & sliding_window()),

@@ -10,8 +10,16 @@ import pytest
 
 from cute_attn.abi import UNBOUNDED, WorkWalker
 from cute_attn.scheduler import Geometry, Plan, RequestBatch, plan_batch
+from cute_attn.scheduler.simulator import LaunchItems
 from cute_attn.scheduler.visits import Visits
-from cute_attn.variants import EMPTY, Variant, causal, chunked_local, prefix_lm
+from cute_attn.variants import (
+    EMPTY,
+    Variant,
+    causal,
+    chunked_local,
+    document_mask,
+    prefix_lm,
+)
 
 
 def sinks(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, first: int = 4, window: int = 200) -> Any:
@@ -140,3 +148,48 @@ def test_a_coarse_table_costs_no_less(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_band_alone_needs_no_table() -> None:
     assert causal().visible() is None and CASES[0][0].visible() is not None
+
+
+@pytest.mark.parametrize(("variant", "scalars"), CASES, ids=lambda x: getattr(x, "name", ""))
+def test_what_is_explained_is_what_is_visited(variant: Variant, scalars: dict[str, Any]) -> None:
+    rng = np.random.default_rng(7)
+    visible = variant.visible(scalars)
+    for decode in (False, True):
+        requests, geometry = step(variant, rng, decode=decode)
+        plan = plan_batch(requests, geometry, 20, visible=visible)
+        walker, reads = WorkWalker(plan.view), LaunchItems.of_plan(plan).reads
+        items = [item for block in range(20) for item in walker.items(block)]
+        expected = [visits_of(walker, plan, variant, scalars, item) for item in items]
+        assert reads.blocks.tolist() == expected
+        assert (reads.keys <= reads.blocks * geometry.tile_kv).all()
+        assert ((reads.keys > 0) == (reads.blocks > 0)).all()
+        # Nothing is needed more often than it is loaded, and every loaded key is needed.
+        loaded = np.bincount(reads.owner, reads.keys, reads.once.size)
+        assert (reads.once <= loaded).all() and ((reads.once > 0) == (loaded > 0)).all()
+
+
+def test_documents_are_expected_to_be_short() -> None:
+    """The host cannot look at the tensor: tiles far from the first key cost no more than others;
+    and of what is expected of it exactly what is visited."""
+    variant = causal() & document_mask()
+    requests = RequestBatch.from_lengths([8192], [8192])
+    geometry = Geometry(128, 64, 1, 8, window_right=0)
+    guessed = variant.visible()
+    assert guessed is not None
+    tiles = Visits(requests, geometry, guessed).blocks
+    assert tiles[8:].min() == tiles[8:].max() == 10  # 512 keys before the tile's own
+    document = np.sort(np.random.default_rng(2).integers(0, 20, (1, 8192)).astype(np.int32))
+    known = variant.visible(expected={"document": document})
+    assert known is not None
+    q, kv = np.arange(0, 8192, 128)[:, None], np.arange(0, 8192, 64)
+    same = document[0, q] <= document[0, kv + 63]
+    same &= (document[0, q + 127] >= document[0, kv]) & (kv <= q + 127)
+    assert Visits(requests, geometry, known).blocks.tolist() == same.sum(axis=1).tolist()
+
+
+def test_what_is_expected_is_checked() -> None:
+    variant = causal() & document_mask()
+    with pytest.raises(ValueError, match="expected has 'documents'; variant 'causal_document' has"):
+        variant.visible(expected={"documents": np.zeros((1, 4), np.int32)})
+    with pytest.raises(TypeError, match="document has dtype int64; it takes int32"):
+        variant.visible(expected={"document": np.zeros((1, 4), np.int64)})

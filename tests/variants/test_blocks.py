@@ -4,6 +4,7 @@ same in C++."""
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def variant_of(tree: Any) -> Variant:
 
 def kinds(test: BlockTest | None, corners: dict[str, Any], scalars: dict[str, Any]) -> Any:
     """Classes of blocks whose corners are arrays."""
-    shape = np.broadcast_shapes(*(np.shape(x) for x in corners.values()))
+    shape = np.broadcast_shapes(*(np.shape(corners[name]) for name in CORNERS))
     if test is None:
         return np.full(shape, PARTIAL)
     values = {**corners, **{f"params.{name}": x for name, x in scalars.items()}}
@@ -160,6 +161,58 @@ def test_a_tensor_of_requests_is_read() -> None:
         "bool const some = (kv_first <= q_last) | (kv_first < t0);",
         "bool const all = (kv_last <= q_first) | (kv_last < t0);",
     ]
+
+
+def documents(b: Any, h: Any, q: Any, k: Any, *, x: Any) -> Any:
+    return (k <= q) & (x[b, q] == x[b, k])
+
+
+def nested(b: Any, h: Any, q: Any, k: Any, *, x: Any) -> Any:
+    """A number of a number."""
+    return (x[0, x[b, q]] >= x[0, x[b, k]]) | (k == q)
+
+
+ON_TENSORS: dict[str, tuple[str, int, Callable[..., Any]]] = {
+    "documents": ("i32", 2, documents),
+    "padding": ("bool", 2, lambda b, h, q, k, *, x: x[b, k] & (k <= q)),
+    "hidden": ("bool", 2, lambda b, h, q, k, *, x: ~x[b, k] | x[b, q]),
+    "dense": ("bool", 2, lambda b, h, q, k, *, x: x[q, k]),
+    "by head": ("i32", 2, lambda b, h, q, k, *, x: k > q - x[h, b]),
+    "map": ("bool", 2, lambda b, h, q, k, *, x: (x[q // 8, k // 8] | (k < 4)) & (k <= q)),
+    "limits": ("i32", 2, lambda b, h, q, k, *, x: (k >= x[b, q]) & (k <= x[b, q] + 90)),
+    "nested": ("i32", 2, nested),
+}
+
+
+@pytest.mark.parametrize("name", ON_TENSORS)
+@pytest.mark.parametrize("values", ["sorted", "random", "few"])
+def test_masks_that_read_tensors(name: str, values: str) -> None:
+    """Empty and full are true whatever the tensor holds."""
+    kind, dims, mask = ON_TENSORS[name]
+    variant = Variant("v", mask=mask, params=[Tensor("x", kind, dims)])
+    rng = np.random.default_rng(4)
+    x = rng.integers(0, 200 if values == "random" else 4, (400, 400))
+    if values == "few":
+        x = x * (rng.random(400) < 0.01)[:, None]
+    if values == "sorted":
+        x = np.sort(x, axis=1)
+    x = (x > 1 if kind == "bool" else x).astype(np.bool_ if kind == "bool" else np.int32)
+    q, kv = np.arange(0, 400, 40)[:, None], np.arange(0, 400, 32)
+    last = np.minimum(kv + 31, 399)
+    test = variant.block_test
+    assert test is not None and variant.mask is not None and test.tables
+    corners = {"b": 2, "h_first": 1, "h_last": 3, "q_first": q, "q_last": q + 39}
+    corners |= {"kv_first": kv, "kv_last": last, "x": x}
+    corners |= {table.name: table.over(x) for table in test.tables}
+    got = kinds(test, corners, {})
+    heads, queries = np.arange(1, 4)[:, None, None], np.arange(400)[:, None]
+    seen = np.broadcast_to(variant.mask(2, heads, queries, np.arange(400), x=x), (3, 400, 400))
+    for (i, j), found in np.ndenumerate(got):
+        block = seen[:, q[i, 0] : q[i, 0] + 40, kv[j] : last[j] + 1]
+        assert found != EMPTY or not block.any()
+        assert found != FULL or block.all()
+    if (name, values) in (("documents", "sorted"), ("padding", "sorted")):
+        assert set(got.flat) == {EMPTY, PARTIAL, FULL}
 
 
 @pytest.mark.parametrize("window", [0, (1 << 31) - 1])

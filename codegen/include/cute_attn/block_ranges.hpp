@@ -17,6 +17,7 @@ struct alignas(8) Range {
 
 CUTE_DEVICE Range join(Range a, Range b) { return {min(a.least, b.least), max(a.most, b.most)}; }
 
+CUTE_DEVICE Range one_element(int x) { return {x, x}; }
 CUTE_DEVICE Range no_elements() { return {2147483647, -2147483647 - 1}; }
 CUTE_DEVICE Range any_elements() { return {-2147483647 - 1, 2147483647}; }
 
