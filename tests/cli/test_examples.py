@@ -34,7 +34,7 @@ def test_variant(capsys: pytest.CaptureFixture[str]) -> None:
     text = output_of("variant.py", capsys)
     assert float(re.findall(r"dense softmax (\S+)", text)[0]) < 4e-3
     assert "(kv_idx <= q_idx) && ((kv_idx < sinks) || (kv_idx > q_idx - window))" in text
-    assert "return exp2_approx(-params.alibi * float(h + 1));" in text
+    assert "return score - lag.times(values.logits_slope);" in text
 
 
 def test_build_kernel(capsys: pytest.CaptureFixture[str]) -> None:
