@@ -10,6 +10,7 @@ from cute_attn.codegen.attention_params import attention_params
 from cute_attn.codegen.hooks import cpp_hooks, hook_headers, number_lines
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
+from cute_attn.codegen.row_hooks import row_hooks, turns_bytes
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, has_dependent_launch
 
@@ -28,8 +29,10 @@ def kernel(
         fused_merge=spec.fuses_merge,
         beside=spec.runs_beside,
     )
-    smem = smem_bytes(spec.schedule, spec.tile, spec.head_dim_qk)
+    rows = row_hooks(spec.variant, spec.head_dim_qk, spec.head_dim_vo)
+    smem = smem_bytes(spec.schedule, spec.tile, spec.head_dim_qk, turns=spec_turns(spec))
     band = spec.variant.band
+    hooks = cpp_hooks(spec.variant)
     text = render(
         _HERE / "templates" / template,
         spec=spec,
@@ -38,7 +41,9 @@ def kernel(
         element=spec.dtype,
         paged=spec.loader == "paged",
         params_struct=cpp_struct(params),
-        hooks=cpp_hooks(spec.variant),
+        hooks="\n\n".join(filter(None, [hooks, rows.text])),
+        rows=rows,
+        turns_of=lambda role: f"smem.{rows.turns[role]}" if rows.turns[role] else "NoTurns()",
         smem_bytes=smem,
         dependent_launch=dependent_launch,
         band_left=band.left is not None,
@@ -59,6 +64,11 @@ def kernel(
         include_dirs=(_HERE / "include", INCLUDE_DIR),
         dependent_launch=dependent_launch,
     )
+
+
+def spec_turns(spec: KernelSpec) -> int:
+    """Shared memory, in bytes, for the turns of a spec's hooks of rows."""
+    return turns_bytes(spec.variant, spec.head_dim_qk, spec.head_dim_vo)
 
 
 def includes(spec: KernelSpec) -> list[str]:

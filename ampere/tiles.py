@@ -202,14 +202,14 @@ def state_bytes(tile: Tile, head_dim: int) -> int:
     return 4 * tile.q * (head_dim + 4 + 2)
 
 
-def smem_bytes(schedule: str, tile: Tile, head_dim: int) -> int:
+def smem_bytes(schedule: str, tile: Tile, head_dim: int, *, turns: int = 0) -> int:
     """Shared memory of a block: the query tile and the ring; for decode, each warp's ring or
-    state."""
+    state; and `turns` bytes of a variant's hooks of rows."""
     if schedule == DECODE:
         ring = 2 * tile.stages * WARP_KEYS * head_dim * _ELEMENT_BYTES
-        return tile.threads // 32 * max(ring, state_bytes(tile, head_dim)) + _WORK_BYTES
+        return tile.threads // 32 * max(ring, state_bytes(tile, head_dim)) + _WORK_BYTES + turns
     ring = 2 * tile.stages * tile.kv * head_dim * _ELEMENT_BYTES
-    return tile.q * head_dim * _ELEMENT_BYTES + ring + _WORK_BYTES
+    return tile.q * head_dim * _ELEMENT_BYTES + ring + _WORK_BYTES + turns
 
 
 @dataclass(frozen=True)
@@ -249,8 +249,10 @@ def blocks_by_smem(arch: str, smem: int) -> int:
     return 0 if smem > _BLOCK_SMEM[arch] else _SM_SMEM[arch] // (smem + _BLOCK_RESERVED)
 
 
-def tile_reasons(arch: str, schedule: str, tile: Tile, head_dim: int) -> list[str]:
-    """Why a tile cannot run on an architecture; empty if it can."""
+def tile_reasons(
+    arch: str, schedule: str, tile: Tile, head_dim: int, *, turns: int = 0
+) -> list[str]:
+    """Why a tile cannot run on an architecture; empty if it can. `turns`: see `smem_bytes`."""
     reasons = []
     warps = tile.threads // 32
     if tile.threads % 32 or not 1 <= warps <= 16:
@@ -274,7 +276,7 @@ def tile_reasons(arch: str, schedule: str, tile: Tile, head_dim: int) -> list[st
             reasons.append(f"stages is {tile.stages}; at least 1")
     if reasons:
         return reasons
-    smem = smem_bytes(schedule, tile, head_dim)
+    smem = smem_bytes(schedule, tile, head_dim, turns=turns)
     if smem > _BLOCK_SMEM[arch]:
         reasons.append(f"needs {smem} bytes of shared memory; a block has {_BLOCK_SMEM[arch]}")
     elif blocks_by_smem(arch, smem) < tile.blocks_per_sm:

@@ -30,7 +30,7 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
     parts = [
         _accessor(t)
         for t in variant.tensors
-        if any(hook.reads(t.name) for hook in (variant.mask, variant.logits) if hook is not None)
+        if any(hook.reads(t.name) for hook in variant.hooks.values())
     ]
     if variant.mask and mask:
         parts += _functions("mask", variant.mask, variant.scalars)
@@ -42,8 +42,10 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
 def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
     """Headers that `cpp_hooks` and the limits of the band need, beside softmax.hpp."""
     limits = [cpp_limit(x) or "" for x in (variant.band.left, variant.band.right)]
-    words = re.findall(r"\w+", " ".join([cpp_hooks(variant, mask=mask), *limits]))
-    return ["cute_attn/hook_functions.hpp"] if HEADER_FUNCTIONS.intersection(words) else []
+    rows = [hook.cpp for hook in variant.row_hooks.values()]
+    words = re.findall(r"\w+", " ".join([cpp_hooks(variant, mask=mask), *limits, *rows]))
+    found = ["cute_attn/hook_functions.hpp"] if HEADER_FUNCTIONS.intersection(words) else []
+    return found + (["cute_attn/row_hooks.hpp"] if rows else [])
 
 
 def cpp_limit(limit: Limit | None) -> str | None:

@@ -10,17 +10,22 @@ from cute_attn.api.states import merge_states
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
 from cute_attn.formats import BlockSparseKV, BlockTableKV, DeviceKV, PagedKV, RaggedKV
 from cute_attn.variants import (
+    Llama3Scaling,
     TraceError,
     Variant,
+    YarnScaling,
     alibi,
     causal,
     chunked_local,
     document_mask,
     full,
     prefix_lm,
+    qk_norm,
     relative_bias,
+    rope,
     sliding_window,
     soft_cap,
+    streaming_llm,
 )
 
 __all__ = [
@@ -30,6 +35,7 @@ __all__ = [
     "DeviceKV",
     "Kernel",
     "KernelSpec",
+    "Llama3Scaling",
     "PagedKV",
     "Problem",
     "RaggedKV",
@@ -38,6 +44,7 @@ __all__ = [
     "TraceError",
     "UnsupportedSpecError",
     "Variant",
+    "YarnScaling",
     "alibi",
     "append_paged_kv",
     "attention",
@@ -50,11 +57,14 @@ __all__ = [
     "full",
     "merge_states",
     "prefix_lm",
+    "qk_norm",
     "relative_bias",
+    "rope",
     "single_decode",
     "single_prefill",
     "sliding_window",
     "soft_cap",
+    "streaming_llm",
     "supports",
     "warmup",
 ]

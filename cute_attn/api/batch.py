@@ -128,6 +128,7 @@ class BatchAttention:
             kv_layout=kv_layout,
             device=checks.device_of(device),
         )
+        self._shape.variant.check_head_dims(head_dim, head_dim_vo)
         on_cpu = self._shape.device.type == "cpu"
         known = [torch.bfloat16, torch.float16, *([torch.float32] if on_cpu else [])]
         if dtype not in known:
@@ -362,7 +363,9 @@ class BatchAttention:
         step: AnyStep,
     ) -> Parameters:
         shape = self._shape
-        parameters = bind(shape.variant, scalars, tensors, shape.device, shape.num_qo_heads, step)
+        heads = shape.num_qo_heads, shape.num_kv_heads
+        head_dims = shape.head_dim_qk, shape.head_dim_vo
+        parameters = bind(shape.variant, scalars, tensors, shape.device, heads, head_dims, step)
         self._backend.check_parameters(parameters)
         return parameters
 

@@ -40,7 +40,8 @@ def bind(
     scalars: dict[str, float | int],
     tensors: Mapping[str, torch.Tensor] | None,
     device: torch.device,
-    num_qo_heads: int,
+    heads: tuple[int, int],
+    head_dims: tuple[int, int],
     step: AnyStep,
 ) -> Parameters:
     """Checks a variant's parameters for one step.
@@ -50,7 +51,8 @@ def bind(
         scalars: checked values.
         tensors: by name. None: those that the variant captured; if it has others, they are missing.
         device: where they have to be.
-        num_qo_heads: query heads.
+        heads: query heads and KV heads.
+        head_dims: elements of query and key rows, and of value rows.
         step: how far indices can reach.
 
     Raises:
@@ -73,13 +75,13 @@ def bind(
             raise ValueError(f"{name} has strides {x.stride()}; the last one must be 1")
         if max(x.shape) >= 1 << 31:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; it takes less than 2^31 each")
-    if isinstance(step, Step) and (leaves := _reach(step, num_qo_heads)) is not None:
+    if isinstance(step, Step) and (leaves := _reach(step, heads, head_dims)) is not None:
         shapes = {name: tuple(x.shape) for name, x in found.items()}
         variant.check_indices(shapes, leaves, scalars)
     return Parameters(scalars, found)
 
 
-def _reach(step: Step, num_qo_heads: int) -> dict[str, Any] | None:
+def _reach(step: Step, heads: tuple[int, int], head_dims: tuple[int, int]) -> dict[str, Any] | None:
     """What requests, heads and positions of a step are between; None if it has no scores."""
     q_len, kv_len = step.requests.q_len, step.requests.kv_len
     live = (q_len > 0) & (kv_len > 0)
@@ -89,7 +91,10 @@ def _reach(step: Step, num_qo_heads: int) -> dict[str, Any] | None:
     longest = float(kv_len[live].max())
     return {
         "b": (float(requests[0]), float(requests[-1])),
-        "h": (0.0, num_qo_heads - 1.0),
+        "h": (0.0, heads[0] - 1.0),
+        "kv_head": (0.0, heads[1] - 1.0),
+        "head_dim_qk": (float(head_dims[0]),) * 2,
+        "head_dim_vo": (float(head_dims[1]),) * 2,
         "q_idx": (float((kv_len - q_len)[live].min()), longest - 1),
         "kv_idx": (0.0, longest - 1),
     }

@@ -152,20 +152,31 @@ class _Run:
             end = min(item.block_end * tile_kv, record.kv_len)
             keys = slice(begin - first, end - first)
             token, head = self._rows(item)
+            q_idx = token - record.q_start + record.q_pos
+            kv_idx = np.arange(begin, end) + record.kv_pos
+            own_q = self.q[token, head].astype(self.dtype)
+            own_k, own_v = k[keys, item.kv_head], v[keys, item.kv_head]
             out, lse2 = self._attend(
-                self.q[token, head].astype(self.dtype),
-                k[keys, item.kv_head],
-                v[keys, item.kv_head],
+                self._through("query", own_q, record.batch, head, q_idx),
+                self._through("key", own_k, record.batch, item.kv_head, kv_idx),
+                self._through("value", own_v, record.batch, item.kv_head, kv_idx),
                 batch=record.batch,
                 head=head[:, None],
-                q_idx=(token - record.q_start + record.q_pos)[:, None],
-                kv_idx=np.arange(begin, end)[None, :] + record.kv_pos,
+                q_idx=q_idx[:, None],
+                kv_idx=kv_idx[None, :],
             )
             if item.slot < 0:
                 self._finish(token, head, out, lse2)
             else:
                 self.partial_out[item.slot, : item.num_rows] = out
                 self.partial_lse[item.slot, : item.num_rows] = lse2
+
+    def _through(self, role: str, rows: Array, batch: int, head: Any, pos: Array) -> Array:
+        """(rows, head_dim) through the variant's hook, if it has one."""
+        hook = self.variant.row_hooks.get(role)
+        if hook is None:
+            return rows
+        return np.asarray(hook(rows, batch, head, pos, **self.parameters))
 
     def _attend(
         self, q: Array, k: Array, v: Array, *, batch: int, head: Array, q_idx: Array, kv_idx: Array

@@ -15,6 +15,13 @@ from cute_attn.variants.builtin import (
 )
 from cute_attn.variants.errors import TraceError
 from cute_attn.variants.hook import Hook
+from cute_attn.variants.positions import (
+    Llama3Scaling,
+    YarnScaling,
+    qk_norm,
+    rope,
+    streaming_llm,
+)
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.tensor import Tensor
 from cute_attn.variants.variant import Variant
@@ -25,17 +32,22 @@ __all__ = [
     "PARTIAL",
     "Band",
     "Hook",
+    "Llama3Scaling",
     "Scalar",
     "Tensor",
     "TraceError",
     "Variant",
+    "YarnScaling",
     "alibi",
     "causal",
     "chunked_local",
     "document_mask",
     "full",
     "prefix_lm",
+    "qk_norm",
     "relative_bias",
+    "rope",
     "sliding_window",
     "soft_cap",
+    "streaming_llm",
 ]

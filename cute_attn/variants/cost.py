@@ -7,11 +7,18 @@ from collections.abc import Mapping
 
 from cute_attn.variants.expression import Expression
 from cute_attn.variants.operations import FP32, INT, MUFU, OPERATIONS
+from cute_attn.variants.rows import ELEMENT, PAIR, ROW, levels
 
 LOAD = "LOAD"
 CLASSES = (FP32, MUFU, INT, LOAD)
 OFTEN = ("score", "row", "launch")
 """Per score; per query row and head, where a value does not depend on the key; per launch."""
+OFTEN_IN_ROWS = ("element", "pair", "row", "launch")
+"""Of hooks of rows: per element, per pair of elements, per row; per launch (and pair, element)."""
+
+_TURN = {MUFU: 1, FP32: 1, INT: 2}
+"""Of a cosine or a sine: half of an angle, and a function. Keys that follow each other take most of
+theirs from the key before, by a complex multiplication: 2 FP32."""
 
 _PER_SCORE = frozenset({"score", "kv_idx"})
 
@@ -24,6 +31,23 @@ def operations(root: Expression) -> dict[str, Counter[str]]:
             continue
         often = "launch" if node.is_uniform else "row"
         total["score" if node.reads & _PER_SCORE else often].update(_cost(node))
+    return total
+
+
+def row_operations(root: Expression) -> dict[str, Counter[str]]:
+    """The same of a hook of rows, for each of OFTEN_IN_ROWS."""
+    total: dict[str, Counter[str]] = {often: Counter() for often in OFTEN_IN_ROWS}
+    often_of = {ELEMENT: "element", PAIR: "pair", ROW: "row"}
+    for node, level in levels(root).items():
+        if node.is_leaf or node.op in ("first", "second", "join"):
+            continue
+        if node.op == "sum":
+            total["element"].update({FP32: 1})
+        elif node.op in ("cosine", "sine"):
+            total["pair"].update(_TURN)
+        else:
+            constant = node.reads.isdisjoint({"x", "b", "h", "pos", "index"})
+            total["launch" if constant else often_of[level]].update(_cost(node))
     return total
 
 

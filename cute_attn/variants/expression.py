@@ -13,7 +13,16 @@ from weakref import WeakValueDictionary
 
 KINDS = ("bool", "i32", "f32")
 ARGUMENTS = {"score": "f32", "b": "i32", "h": "i32", "q_idx": "i32", "kv_idx": "i32"}
-"""What hooks are functions of, and the kind of each."""
+"""What hooks of a score are functions of, and the kind of each."""
+ROW_ARGUMENTS = {
+    "x": "f32", "pos": "i32", "index": "i32", "pair": "i32", "head_dim": "i32",
+    "first": "f32", "second": "f32", "cosine": "f32", "sine": "f32",
+}  # fmt: skip
+"""What hooks of a row read beside b and h: an element, the row's position, the element's index, the
+number of a pair, the length of the row; and what kernels hand over for a pair."""
+
+ROW_OPERATIONS = ("first", "second", "join", "sum", "cosine", "sine")
+"""Operations on rows: see `rows`."""
 
 Constant = bool | int | float
 
@@ -22,11 +31,12 @@ class Expression:
     """A node.
 
     Attributes:
-        op: "constant", "argument", "scalar", "load" (an element of a tensor) or the name of a row
-            of `operations.OPERATIONS`.
+        op: "constant", "argument", "scalar", "load" (an element of a tensor), the name of a row of
+            `operations.OPERATIONS` or of `ROW_OPERATIONS`.
         args: operands; of a load the indices.
         kind: "bool", "i32" or "f32".
-        value: of a constant the number, of an argument, scalar or load the name, else None.
+        value: of a constant the number, of an argument, scalar or load the name, of an operation on
+            pairs the `Pairing`, else None.
         reads: names of the arguments, scalars and tensors in it.
     """
 
@@ -80,9 +90,7 @@ _nodes: WeakValueDictionary[_Key, Expression] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def node(
-    op: str, args: tuple[Expression, ...], kind: str, value: Constant | str | None = None
-) -> Expression:
+def node(op: str, args: tuple[Expression, ...], kind: str, value: Any = None) -> Expression:
     """The one node with these attributes."""
     key = (op, args, kind, repr(value))  # repr: 0.0 and -0.0 are equal, 1 and True too
     with _lock:
@@ -115,7 +123,7 @@ def constant(value: Constant) -> Expression:
 
 def argument(name: str) -> Expression:
     """A hook's argument."""
-    return node("argument", (), ARGUMENTS[name], name)
+    return node("argument", (), {**ROW_ARGUMENTS, **ARGUMENTS}[name], name)
 
 
 def scalar(name: str, kind: str) -> Expression:

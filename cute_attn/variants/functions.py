@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from cute_attn.variants.library import clamp
+from cute_attn.variants.rows import turn
 from cute_attn.variants.traced import Traced, apply
 
 __all__ = [
     "abs", "ceil", "clamp", "cos", "erf", "exp", "exp2", "floor", "log", "log2", "maximum",
-    "minimum", "round", "rsqrt", "sigmoid", "sin", "sqrt", "tanh", "trunc", "where",
+    "minimum", "round", "rsqrt", "sigmoid", "sin", "sqrt", "tanh", "trunc", "turn", "where",
 ]  # fmt: skip
 
 

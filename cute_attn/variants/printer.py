@@ -78,15 +78,19 @@ def cpp_body(root: Expression, names: Mapping[Expression, str] | None = None) ->
         root: the expression.
         names: names for some of its nodes.
     """
-    return _Printer(root, names or {}).text()
+    return Printer(root, names or {}).text()
 
 
 def cpp_expression(root: Expression) -> str:
     """`root` as one expression, however long."""
-    return _Printer(root, {}, longest=None).text()
+    return Printer(root, {}, longest=None).text()
 
 
-class _Printer:
+class Printer:
+    """Prints one expression; `text()` once."""
+
+    types = CPP_TYPES
+
     def __init__(
         self, root: Expression, names: Mapping[Expression, str], longest: int | None = _LONGEST
     ) -> None:
@@ -123,7 +127,7 @@ class _Printer:
 
     def _give_name(self, node: Expression) -> None:
         name = self._name(self.wanted.get(node))
-        self.statements.append(f"{CPP_TYPES[node.kind]} const {name} = {self.printed[node][0]};")
+        self.statements.append(f"{self.types[node.kind]} const {name} = {self.printed[node][0]};")
         self.printed[node] = name, ATOM
         self.named.add(node)
 

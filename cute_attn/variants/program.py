@@ -15,20 +15,28 @@ import numpy as np
 from cute_attn.variants.build import convert, substitute
 from cute_attn.variants.domain import bounds, scalars_between
 from cute_attn.variants.errors import Place, trace_error
-from cute_attn.variants.evaluate import evaluate
-from cute_attn.variants.expression import Expression, argument, scalar
+from cute_attn.variants.evaluate import evaluate, evaluate_row
+from cute_attn.variants.expression import ROW_ARGUMENTS, Expression, argument, scalar
 from cute_attn.variants.interval import Interval
 from cute_attn.variants.parameters import Parameter, join, scalars_of
 from cute_attn.variants.printer import cpp_body
+from cute_attn.variants.row_printer import row_functions
+from cute_attn.variants.rows import PAIR, Row, across, levels
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.traced import Traced, lift
 from cute_attn.variants.traced_tensor import TracedTensor, recording
 
+_ROW = ("x", "b", "h", "pos")
 ROLES = {
     "mask": ("b", "h", "q_idx", "kv_idx"),
     "logits": ("score", "b", "h", "q_idx", "kv_idx"),
+    "query": _ROW,
+    "key": _ROW,
+    "value": _ROW,
 }
 """Arguments of each hook."""
+ROW_ROLES = ("query", "key", "value")
+"""Hooks that are functions of whole rows."""
 
 _KINDS = {"int": "i32", "i32": "i32", "float": "f32", "f32": "f32"}
 
@@ -38,8 +46,8 @@ class Program:
     """A hook as an expression.
 
     Attributes:
-        role: "mask" or "logits".
-        result: what it returns: bool for a mask, f32 for logits.
+        role: of ROLES.
+        result: what it returns: bool for a mask, else f32.
         parameters: what it reads.
         names: the user's own names of values in it.
         places: the user's lines that read tensors.
@@ -68,18 +76,27 @@ class Program:
 
     @property
     def cpp(self) -> str:
-        """Its C++: one expression, or statements that end in `return`."""
+        """Its C++: one expression, or statements that end in `return`; of a row's hook one such for
+        each function that it consists of.
+        """
         with self.scalars_known():
+            if self.role in ROW_ROLES:
+                return row_functions(self.result, self.names).text
             return cpp_body(self.result, self.names)
 
     def __call__(self, *arguments: Any, **parameters: Any) -> Any:
         """The value of the hook for arrays of arguments, which broadcast.
 
-        f32 is computed in the dtype of `score`; float32 in a mask.
+        f32 is computed in the dtype of `score`; float32 in a mask. Of a row's hook x is (...,
+        head_dim), the other arguments broadcast with (...); f32 is computed in the dtype of x.
         """
         values: dict[str, Any] = dict(zip(ROLES[self.role], arguments, strict=True))
         if self.role == "mask":
             return evaluate(self.result, {**values, **parameters})
+        if self.role in ROW_ROLES:
+            return evaluate_row(
+                self.result, {**values, **parameters}, np.asarray(values["x"]).dtype
+            )
         score = np.asarray(values["score"])
         dtype = score.dtype if score.dtype in (np.float32, np.float64) else np.dtype(np.float32)
         out = np.asarray(evaluate(self.result, {**values, **parameters}, dtype), dtype)
@@ -98,7 +115,7 @@ def trace(role: str, function: Callable[..., Any], declared: tuple[Parameter, ..
     parameters of the variant by name: declared, or with a default number (int: i32, float: f32).
 
     Args:
-        role: "mask" or "logits".
+        role: of ROLES.
         function: the user's.
         declared: parameters that it may read.
 
@@ -107,7 +124,8 @@ def trace(role: str, function: Callable[..., Any], declared: tuple[Parameter, ..
         TypeError: its parameters are not those of the hook.
     """
     parameters = _parameters(role, function, declared)
-    arguments = [Traced(argument(name)) for name in ROLES[role]]
+    _check_names(role, function, parameters)
+    arguments = [(Row if name == "x" else Traced)(argument(name)) for name in ROLES[role]]
     given = {p.name: _in_trace(p) for p in parameters}
     limits = {s.name: s.bounds for s in scalars_of(parameters)}
     with scalars_between(limits), recording() as record:
@@ -118,12 +136,15 @@ def trace(role: str, function: Callable[..., Any], declared: tuple[Parameter, ..
     result = lift(returned)
     if role == "mask" and result.kind != "bool":
         raise trace_error(f"the mask function returns {result.kind}; it takes a truth value", place)
-    if role == "logits":
+    if role != "mask":
         if result.kind == "bool":
-            raise trace_error("the logits function returns a truth value; it takes a score", place)
+            what = "a row" if role in ROW_ROLES else "a score"
+            raise trace_error(f"the {role} function returns a truth value; it takes {what}", place)
         result = convert(result, "f32")
+    if role in ROW_ROLES:
+        _check_row(role, result, place)
     parameters = join(parameters, tuple(record.captured))
-    extra = result.reads - set(ROLES[role]) - {p.name for p in parameters}
+    extra = result.reads - {*ROLES[role], *_own_names(role)} - {p.name for p in parameters}
     if extra:
         raise trace_error(
             f"the {role} function returns a value of another trace, of {', '.join(sorted(extra))}",
@@ -137,6 +158,49 @@ def trace(role: str, function: Callable[..., Any], declared: tuple[Parameter, ..
         if isinstance(value, Traced) and value.expression in inside
     }
     return Program(role, result, read, names, record.places)
+
+
+def _own_names(role: str) -> frozenset[str]:
+    """What programs of a role read beside its arguments."""
+    return frozenset(ROW_ARGUMENTS) if role in ROW_ROLES else frozenset()
+
+
+def _check_names(
+    role: str, function: Callable[..., Any], parameters: tuple[Parameter, ...]
+) -> None:
+    for p in parameters:
+        if p.name in _own_names(role):
+            raise trace_error(
+                f"the {role} function takes parameter {p.name!r}; rows' hooks have"
+                f" {', '.join(ROW_ARGUMENTS)} of their own",
+                _place_of(function),
+            )
+
+
+def _check_row(role: str, result: Expression, place: Place | None) -> None:
+    try:
+        across(result)
+        if levels(result)[result] == PAIR:
+            raise ValueError("it returns values of pairs; join() them")
+    except ValueError as error:
+        raise trace_error(f"the {role} function cannot be used: {error}", place) from None
+
+
+def composed(first: Program, then: Program) -> Program:
+    """The hook of rows that does one after the other.
+
+    Raises:
+        ValueError: together they do more across elements than one hook can.
+    """
+    new = substitute(then.result, {}, {"x": first.result})
+    across(new[then.result])
+    return Program(
+        then.role,
+        new[then.result],
+        join(first.parameters, then.parameters),
+        {**first.names, **{new[node]: name for node, name in then.names.items()}},
+        {**first.places, **{new[node]: place for node, place in then.places.items()}},
+    )
 
 
 def _in_trace(parameter: Parameter) -> Traced | TracedTensor:

@@ -5,6 +5,9 @@ indices into a tile:
 
     mask    (b, h, q_idx, kv_idx) -> bool           keep the score?
     logits  (score, b, h, q_idx, kv_idx) -> score   on the scaled score, before the mask
+    query   (x, b, h, pos) -> x                     on a row of head_dim elements, see `rows`;
+    key     (x, b, h, pos) -> x                       h: the query head, or the KV head
+    value   (x, b, h, pos) -> x
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ import numpy as np
 from cute_attn.abi import UNBOUNDED
 from cute_attn.variants import analysis, indices
 from cute_attn.variants.band import Band
-from cute_attn.variants.hook import Hook, both, traced
+from cute_attn.variants.hook import Hook, both, one_after_the_other, traced
 from cute_attn.variants.interval import Interval
 from cute_attn.variants.parameters import Parameter, join, scalars_of, tensors_of
-from cute_attn.variants.program import ROLES
+from cute_attn.variants.program import ROLES, ROW_ROLES
+from cute_attn.variants.rows import across
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.show import show
 from cute_attn.variants.tensor import Tensor
@@ -35,6 +39,7 @@ class Variant:
         name: goes into kernel names; a C identifier.
         mask: hook, or None: every key within the request is visible.
         logits: hook, or None: the scaled score is used as it is.
+        query, key, value: hooks of rows, or None: rows are used as they are.
         scalars: run-time numbers of the hooks.
         band: where keys can be visible at all.
         band_is_mask: True if the mask keeps everything inside the band, so that KV blocks that lie
@@ -49,6 +54,9 @@ class Variant:
     band: Band
     band_is_mask: bool
     tensors: tuple[Tensor, ...]
+    query: Hook | None
+    key: Hook | None
+    value: Hook | None
 
     def __init__(
         self,
@@ -56,6 +64,9 @@ class Variant:
         mask: Callable[..., Any] | Hook | None = None,
         logits: Callable[..., Any] | Hook | None = None,
         *,
+        query: Callable[..., Any] | None = None,
+        key: Callable[..., Any] | None = None,
+        value: Callable[..., Any] | None = None,
         params: Sequence[Parameter] = (),
         band: Band | None = None,
         band_is_mask: bool | None = None,
@@ -66,6 +77,7 @@ class Variant:
             name: a C identifier.
             mask: Python function of (b, h, q_idx, kv_idx) and parameters, traced now, or a `Hook`.
             logits: the same of (score, b, h, q_idx, kv_idx).
+            query, key, value: Python functions of (x, b, h, pos), x a row: see `rows`.
             params: scalars and tensors that the hooks read. Traced functions may also declare
                 scalars: a further parameter with a default number is one.
             band: of a mask in C++: where keys can be visible, by default everywhere. That of a
@@ -86,33 +98,57 @@ class Variant:
                 )
         parameters = join((), tuple(params))
         hooks: dict[str, Hook | None] = {}
-        for role, given in (("mask", mask), ("logits", logits)):
+        functions = (mask, logits, query, key, value)
+        for role, given in zip(ROLES, functions, strict=True):
             hook = hooks[role] = _hook(name, role, given, parameters)
             if hook is not None and hook.program is not None:
                 parameters = join(parameters, hook.program.parameters)
-        bands = _bands(name, hooks["mask"], parameters, band, band_is_mask)
-        self._set(name, hooks["mask"], hooks["logits"], parameters, *bands)
+        self._set(
+            name, hooks, parameters, *_bands(name, hooks["mask"], parameters, band, band_is_mask)
+        )
 
     def _set(
         self,
         name: str,
-        mask: Hook | None,
-        logits: Hook | None,
+        hooks: Mapping[str, Hook | None],
         parameters: tuple[Parameter, ...],
         band: Band,
         band_is_mask: bool,
     ) -> Variant:
-        scalars, tensors = scalars_of(parameters), tensors_of(parameters)
-        values = (name, mask, logits, scalars, band, band_is_mask, tensors)
-        for field, value in zip(self.__dataclass_fields__, values, strict=True):
-            object.__setattr__(self, field, value)
+        values = {
+            "name": name,
+            **hooks,
+            "scalars": scalars_of(parameters),
+            "band": band,
+            "band_is_mask": band_is_mask,
+            "tensors": tensors_of(parameters),
+        }
+        for field in self.__dataclass_fields__:
+            object.__setattr__(self, field, values[field])
         return self
 
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        if not self.tensors:
-            del shown["tensors"]
+        for name in ("tensors", *ROW_ROLES):
+            if not shown[name]:
+                del shown[name]
         return f"Variant({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    @property
+    def hooks(self) -> dict[str, Hook]:
+        """Those that there are, by role."""
+        return {role: hook for role in ROLES if (hook := getattr(self, role)) is not None}
+
+    @property
+    def row_hooks(self) -> dict[str, Hook]:
+        """Those of rows, by role: "query", "key", "value"."""
+        return {role: hook for role, hook in self.hooks.items() if role in ROW_ROLES}
+
+    def check_head_dims(self, head_dim_qk: int, head_dim_vo: int) -> None:
+        """Raises ValueError if rows of so many elements have not the pairs that a hook takes."""
+        for role, hook in self.row_hooks.items():
+            if hook.program is not None and (pairing := across(hook.program.result).pairing):
+                pairing.within(head_dim_vo if role == "value" else head_dim_qk)
 
     def values(self, given: Mapping[str, float | int] | None = None) -> dict[str, float | int]:
         """Scalar values: defaults overlaid with `given`; unknown names and bad values raise."""
@@ -152,11 +188,12 @@ class Variant:
     ) -> None:
         """Raises IndexError if a hook may read outside a tensor; see `indices.check`."""
         left, right = self.band.resolve(scalars)
-        for hook in (self.mask, self.logits):
-            for part in (hook.parts or (hook,)) if hook is not None else ():
+        points = {name: (float(v), float(v)) for name, v in scalars.items()}
+        for role, hook in self.hooks.items():
+            own = indices.of_role(role, leaves)
+            for part in hook.parts or (hook,):
                 if part.program is not None:
-                    points = {name: (float(v), float(v)) for name, v in scalars.items()}
-                    indices.check(part.program, shapes, {**points, **leaves}, (-right, left))
+                    indices.check(part.program, shapes, {**points, **own}, (-right, left))
 
     def classify(
         self,
@@ -209,13 +246,16 @@ class Variant:
             ValueError: unknown names, values that a scalar cannot have, C++ text that reads one.
         """
         values = {name: self.values(scalars)[name] for name in scalars}
-        mask, logits = (None if x is None else x.bake(values) for x in (self.mask, self.logits))
+        hooks = {
+            role: None if (x := getattr(self, role)) is None else x.bake(values) for role in ROLES
+        }
+        mask = hooks["mask"]
         left = tuple(s for s in self.scalars if s.name not in values)
         parameters = join(left, self.tensors)
         bands = self.band.bake(values), self.band_is_mask
         if mask is not None and mask.program is not None:
             bands = _bands(self.name, mask, parameters, None, None)
-        return Variant.__new__(Variant)._set(self.name, mask, logits, parameters, *bands)
+        return Variant.__new__(Variant)._set(self.name, hooks, parameters, *bands)
 
     def show(self) -> str:
         """What became of it, as text: its scalars, the band derived from the mask, and of each hook
@@ -224,7 +264,12 @@ class Variant:
         return show(self)
 
     def __and__(self, other: Variant) -> Variant:
-        """Both: a key must pass both masks; only one of the two may transform logits."""
+        """Both: a key must pass both masks; only one of the two may transform logits; rows go
+        through the hooks of this one, then through the other's.
+
+        Raises:
+            ValueError: the two cannot be one.
+        """
         if self.logits and other.logits:
             raise ValueError(f"{self.name!r} and {other.name!r} both transform logits")
         name, mask = f"{self.name}_{other.name}", both(self.mask, other.mask)
@@ -232,8 +277,15 @@ class Variant:
         bands = self.band & other.band, self.band_is_mask and other.band_is_mask
         if mask is not None and mask.program is not None:
             bands = _bands(name, mask, parameters, None, None)
-        new = Variant.__new__(Variant)
-        return new._set(name, mask, self.logits or other.logits, parameters, *bands)
+        hooks = {"mask": mask, "logits": self.logits or other.logits}
+        for role in ROW_ROLES:
+            try:
+                hooks[role] = one_after_the_other(getattr(self, role), getattr(other, role))
+            except ValueError as error:
+                raise ValueError(
+                    f"{self.name!r} and {other.name!r} both transform the {role}: {error}"
+                ) from None
+        return Variant.__new__(Variant)._set(name, hooks, parameters, *bands)
 
 
 def _floats(limits: tuple[Any, Any]) -> Interval:
@@ -256,11 +308,15 @@ def _hook(
                     f"the {role} of variant {name!r} is hook {given.name!r}, which was traced as"
                     f" {part.program.role}"
                 )
+            if part.program is None and role in ROW_ROLES:
+                raise ValueError(
+                    f"the {role} of variant {name!r} is C++ text; it takes a function, to be traced"
+                )
         return given
     if not callable(given):
         raise TypeError(
             f"the {role} of variant {name!r} is a {type(given).__name__}; it takes a function of"
-            f" ({', '.join(ROLES[role])}) or a Hook of C++ text"
+            f" ({', '.join(ROLES[role])})" + ("" if role in ROW_ROLES else " or a Hook of C++ text")
         )
     return traced(role, given, parameters)
 

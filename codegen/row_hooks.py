@@ -1,0 +1,182 @@
+"""Prints a variant's hooks of rows as C++ structs of the generated file, for `row_hooks.hpp`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cute_attn.variants import Hook, Scalar, Variant
+from cute_attn.variants.row_printer import RowFunctions, as_statements, row_functions
+
+UNIT = 16
+"""Elements that a thread takes of a row at a time; paired elements are a multiple."""
+
+_PLACE = "Params const& params, int b, int h, int pos"
+_PAIR = "int pair, float cosine, float sine, float first, float second"
+_ELEMENT = "int index, float x"
+_SIGNATURES = {
+    "position": ("int", _PLACE),
+    "frequency": ("double", "Params const& params, int pair"),
+    "first": ("float", f"{_PLACE}, float const* sums, {_PAIR}"),
+    "second": ("float", f"{_PLACE}, float const* sums, {_PAIR}"),
+    "element": ("float", f"{_PLACE}, float const* sums, {_ELEMENT}"),
+    "pair_sum": ("float", f"{_PLACE}, {_PAIR}"),
+    "element_sum": ("float", f"{_PLACE}, {_ELEMENT}"),
+}
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class RowHooks:
+    """The hooks of rows of one kernel.
+
+    Attributes:
+        text: their structs: QueryHook, KeyHook, ValueHook.
+        roles: which there are, of "query", "key" and "value".
+        turns: for each role, where its `Turns` are in shared memory, "" if it turns nothing.
+        tables: members of shared memory that hold `Turns`: hook, name.
+        tensors: whether a frequency reads a tensor.
+    """
+
+    text: str
+    roles: tuple[str, ...]
+    turns: Mapping[str, str]
+    tables: tuple[tuple[str, str], ...]
+    tensors: bool
+
+    def __bool__(self) -> bool:
+        return bool(self.roles)
+
+
+def row_hooks(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> RowHooks:
+    """The hooks of rows of a kernel for such head dims."""
+    structs: list[str] = []
+    turns: dict[str, str] = {}
+    tables: dict[str, tuple[str, str]] = {}
+    known: dict[tuple[str, int], str] = {}
+    reads_tensor = False
+    # Keys first: queries have the same table if their frequencies are the same.
+    for role in sorted(variant.row_hooks, key=("key", "query", "value").index):
+        hook, columns = variant.row_hooks[role], head_dim_vo if role == "value" else head_dim_qk
+        functions, name = _functions(hook), f"{role.capitalize()}Hook"
+        same = known.setdefault((hook.cpp, columns), name)
+        if same == name:
+            structs.append(_struct(role, hook, functions, variant, columns))
+        else:
+            structs.append(f"// {role.capitalize()}: {hook.name}.\nusing {name} = {same};")
+        turns[role] = ""
+        if functions.turns:
+            key = f"{functions.pairing} {functions.bodies['frequency']} {role == 'value'}"
+            _, turns[role] = tables.setdefault(key, (name, f"{role}_turns"))
+            reads_tensor |= any(
+                _has(functions.bodies["frequency"], t.name) for t in variant.tensors
+            )
+    roles = tuple(variant.row_hooks)
+    return RowHooks("\n\n".join(structs), roles, turns, tuple(tables.values()), reads_tensor)
+
+
+def row_reasons(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> list[str]:
+    """Why kernels cannot run a variant's hooks of rows; empty = they can."""
+    try:
+        variant.check_head_dims(head_dim_qk, head_dim_vo)
+    except ValueError as error:
+        return [str(error)]
+    reasons = []
+    for role, hook in variant.row_hooks.items():
+        pairing = _functions(hook).pairing
+        count = pairing.elements if pairing is not None else None
+        if count is not None and count % UNIT:
+            reasons.append(
+                f"the {role} hook takes {count} elements as pairs (rotary_dim); kernels take"
+                f" multiples of {UNIT}"
+            )
+    return reasons
+
+
+def turns_bytes(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> int:
+    """Shared memory of the `Turns` of a variant's hooks: 16 bytes a pair."""
+    hooks = row_hooks(variant, head_dim_qk, head_dim_vo)
+    total = 0
+    for hook, _ in hooks.tables:
+        role = hook.removesuffix("Hook").lower()
+        columns = head_dim_vo if role == "value" else head_dim_qk
+        total += 16 * (_paired(_functions(variant.row_hooks[role]), columns) // 2)
+    return total
+
+
+def _functions(hook: Hook) -> RowFunctions:
+    assert hook.program is not None  # hooks of rows are traced
+    with hook.program.scalars_known():
+        return row_functions(hook.program.result, hook.program.names)
+
+
+def _paired(functions: RowFunctions, columns: int) -> int:
+    return 0 if functions.pairing is None else functions.pairing.within(columns)
+
+
+def _struct(role: str, hook: Hook, functions: RowFunctions, variant: Variant, columns: int) -> str:
+    paired = _paired(functions, columns)
+    halves = functions.pairing is not None and functions.pairing.halves
+    constants = [
+        ("int kPaired", str(paired), "leading elements that are in pairs"),
+        ("bool kHalves", _bool(halves), "pairs are i and i + kPaired / 2, else 2 i and 2 i + 1"),
+        ("bool kTurns", _bool(functions.turns), "by cosine and sine"),
+        ("bool kFollows", _bool(functions.follows), "positions of rows that follow each other do"),
+        ("int kSums", str(functions.sums), "over the row"),
+    ]
+    lines = [f"// {role.capitalize()}: {hook.name}.", f"struct {role.capitalize()}Hook {{"]
+    declarations = [f"  static constexpr {name} = {value};" for name, value, _ in constants]
+    width = max(map(len, declarations))
+    lines += [
+        f"{text:<{width}}  // {meaning}"
+        for text, (_, _, meaning) in zip(declarations, constants, strict=True)
+    ]
+    unneeded = {0: ("first", "second", "pair_sum"), columns: ("element",)}.get(paired, ())
+    for name, body in functions.bodies.items():
+        if name.startswith(unneeded):
+            continue
+        lines += _function(name, body, variant.scalars, columns)
+    for what, arguments in (("pair", _PAIR), ("element", _ELEMENT)):
+        if functions.sums and not what.startswith(unneeded):
+            given = ", ".join(re.findall(r"(\w+)(?:,|$)", f"{_PLACE}, {arguments}"))
+            lines += _signature("void", f"add_{what}", f"{_PLACE}, {arguments}, float* sums")
+            lines += [
+                f"    sums[{k}] += {what}_sum_{k}_of({given});" for k in range(functions.sums)
+            ]
+            lines.append("  }")
+    return "\n".join([*lines, "};"])
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _has(text: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", text) is not None
+
+
+def _function(name: str, body: str, scalars: tuple[Scalar, ...], columns: int) -> list[str]:
+    kind, arguments = _SIGNATURES[re.sub(r"_\d+$", "", name)]
+    lines = _signature(kind, f"{name}_of", arguments)
+    if _has(body, "head_dim"):
+        lines.append(f"    constexpr int head_dim = {columns};")
+    for s in scalars:
+        if _has(body, s.name):
+            own = "int32_t" if s.kind == "i32" else "double" if kind == "double" else "float"
+            lines.append(f"    {own} const {s.name} = params.{s.name};")
+    lines += [f"    {line}" for line in as_statements(body).split("\n")]
+    return [*lines, "  }"]
+
+
+def _signature(kind: str, name: str, arguments: str) -> list[str]:
+    """The first lines of a function, arguments in columns of their own."""
+    head = f"  CUTE_DEVICE static {kind} {name}("
+    lines, line = [], head
+    for argument in f"{arguments}) {{".split(", "):
+        text = argument if argument.endswith("{") else f"{argument},"
+        if len(line) + len(text) > _WIDTH:
+            lines.append(line.rstrip())
+            line = " " * len(head)
+        line += text if text.endswith("{") else f"{text} "
+    return [*lines, line]
