@@ -12,6 +12,7 @@ from cute_attn.codegen.attention_params import attention_params
 from cute_attn.codegen.hooks import cpp_hooks, cpp_limit, hook_headers, number_lines
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
+from cute_attn.codegen.row_hooks import row_hooks, row_reasons
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
 from cute_attn.hopper import tiles
@@ -36,7 +37,9 @@ def supports(spec: KernelSpec) -> list[str]:
         known = ", ".join(str(d) for d in tiles.head_dims())
         reasons.append(f"(head_dim_qk, head_dim_vo) is {dims}; known: {known}")
         return reasons
-    return reasons + tiles.tile_reasons(spec.tile, *dims)
+    if of_rows := row_reasons(spec.variant, *dims):
+        return reasons + of_rows
+    return reasons + tiles.tile_reasons(spec.tile, *dims, spec.variant)
 
 
 def _extended_widths(tile_kv: int, head_dim_vo: int) -> str:
@@ -85,6 +88,16 @@ def _one_loop(spec: KernelSpec) -> bool:
     return (spec.head_dim_qk, spec.head_dim_vo) != (192, 128)
 
 
+_ROLE_OF = {"k": "key", "v": "value"}
+_WORDS = {"query": "queries", "key": "keys", "value": "values"}
+
+
+def _in_words(roles: tuple[str, ...]) -> str:
+    """As "queries and keys"."""
+    words = [_WORDS[role] for role in roles]
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
 def emit(spec: KernelSpec) -> GeneratedKernel:
     """Generates the kernel.
 
@@ -96,25 +109,41 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     tile, variant = spec.tile, spec.variant
     element, mma_type = _ELEMENTS[spec.dtype]
     params = params_of(spec)
-    smem_bytes = tiles.smem_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
+    rows = row_hooks(variant, spec.head_dim_qk, spec.head_dim_vo)
+    hooks = cpp_hooks(variant, mask=not variant.band_is_mask)
+    copied = [("q_copied", "kStagesQ")] if rows else []
+    copied += [(f"{x}_copied", "kStages") for x, role in _ROLE_OF.items() if role in rows.roles]
+    landed = {x: f"{x}_copied" if (f"{x}_copied", n) in copied else f"{x}_full"
+              for x, n in (("q", "kStagesQ"), ("k", "kStages"), ("v", "kStages"))}  # fmt: skip
+    gather, q_tma = spec.loader == "gather", q_by_tma(spec)
+    smem_bytes = tiles.smem_bytes(tile, spec.head_dim_qk, spec.head_dim_vo, variant)
     q_bytes, k_bytes, v_bytes = tiles.tile_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
     text = render(
         _HERE / "templates" / "tile.cu.jinja",
         spec=spec,
         element=element,
         mma_type=mma_type,
-        consumers=tile.threads // 128 - 1,
+        consumers=tiles.consumers(tile, variant),
         extended_widths=_extended_widths(tile.kv, spec.head_dim_vo),
         smem_bytes=smem_bytes,
         smem_budget=f"Q {q_bytes}, K {k_bytes}, V {v_bytes}, barriers",
         params_struct=cpp_struct(params),
-        hooks=cpp_hooks(variant, mask=not variant.band_is_mask),
+        hooks="\n\n".join(filter(None, [hooks, rows.text])),
+        rows=rows,
+        row_words=_in_words(rows.roles),
+        turns_of=lambda role: f"smem.{rows.turns[role]}" if rows.turns[role] else "NoTurns()",
+        copied=copied,
+        landed=landed,
+        transformer_registers=tiles.transformer_registers(tile) if rows else 0,
+        # Arrivals when Q, and K or V, have landed.
+        arrivals_q=1 if q_tma else "kCopyThreads + 1" if gather else "kThreadsQ",
+        arrivals_kv="kCopyThreads" if gather else 1,
         hook_headers=hook_headers(variant, mask=not variant.band_is_mask),
         paged=spec.loader != "ragged",
-        gather=spec.loader == "gather",
-        q_tma=q_by_tma(spec),
+        gather=gather,
+        q_tma=q_tma,
         by_groups="k_page_groups" in params.offsets,
-        full_barrier="CopiedBarrier" if spec.loader == "gather" else "FullBarrier",
+        full_barrier="CopiedBarrier" if gather else "FullBarrier",
         # The next item's queries are there when an item ends.
         early_start=tile.q_stages > 1 or tile.q_in_registers,
         # Else the next QK waits for them: wider outputs are better written meanwhile (head_dim 256

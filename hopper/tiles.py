@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from cute_attn.codegen.row_hooks import turns_bytes
 from cute_attn.codegen.smem_tile import SmemTile, padded_columns
 from cute_attn.codegen.spec import Tile
 from cute_attn.variants import Variant
@@ -133,6 +134,39 @@ _HOOK_KV = {
 }
 
 
+# With hooks of rows there is another warpgroup, which passes K (and Q) through them in shared memory
+# and takes its registers from the consumers: 40 + 72 + 2 * 200 of the 512 that each thread of four
+# warpgroups is launched with, so fewer fragments. Two Q tiles, so that an item's queries are
+# transformed before it begins, where they fit. Keys per block: without, with hooks of scores.
+_ROWS_KV = {
+    (64, 64): (128, 128),
+    (80, 80): (128, 112),
+    (96, 96): (128, 96),
+    (112, 112): (128, 96),
+    (128, 128): (128, 96),
+    (192, 128): (96, 80),
+    (192, 192): (80, 64),
+    (256, 256): (48, 32),
+}
+
+
+def _with_rows(dims: tuple[int, int], *, few: bool, hooks: bool) -> Tile:
+    """The row of kernels with hooks of rows."""
+    kv, q_stages = _ROWS_KV[dims][hooks], 1 if dims == (256, 256) else 2
+    tile = _FEW_ROWS_TABLE[dims] if few else _TWO_Q_TILES
+    if few:
+        kv = min(kv + 16, tile.kv)  # the consumer has 240
+    return replace(
+        tile,
+        kv=kv,
+        stages=2,
+        threads=tile.threads + 128,
+        consumer_registers=240 if few else 200,
+        q_stages=q_stages,
+        q_in_registers=False,
+    )
+
+
 def _with_hooks(
     tile: Tile, dims: tuple[int, int], variant: Variant, *, slow: bool, gather: bool
 ) -> Tile:
@@ -181,6 +215,8 @@ def default_tile(
         return None
     masked = variant is not None and bool(variant.mask)
     hooks = variant is not None and bool(variant.logits or not variant.band_is_mask)
+    if variant is not None and variant.row_hooks:
+        return _with_rows(dims, few=rows is not None and rows <= FEW_ROWS, hooks=hooks)
     if rows is not None and rows <= FEW_ROWS:
         tile = _FEW_ROWS_TABLE[dims]
         if not long and dims == (256, 256):
@@ -228,9 +264,25 @@ def head_dims() -> list[tuple[int, int]]:
     return sorted(_TABLE)
 
 
-def smem_bytes(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> int:
+def smem_bytes(
+    tile: Tile, head_dim_qk: int, head_dim_vo: int, variant: Variant | None = None
+) -> int:
     """Dynamic shared memory of a block, in bytes."""
-    return sum(tile_bytes(tile, head_dim_qk, head_dim_vo)) + _BARRIER_BYTES
+    turns = 0 if variant is None else turns_bytes(variant, head_dim_qk, head_dim_vo)
+    return sum(tile_bytes(tile, head_dim_qk, head_dim_vo)) + _BARRIER_BYTES + turns
+
+
+def consumers(tile: Tile, variant: Variant | None = None) -> int:
+    """Consumer warpgroups: the others are the producer, and one that transforms rows."""
+    return tile.threads // 128 - (2 if variant is not None and variant.row_hooks else 1)
+
+
+def transformer_registers(tile: Tile) -> int:
+    """`setmaxnreg` of the warpgroup that transforms rows: what the others leave of the launch."""
+    launched = REGISTERS_PER_SM // (tile.threads * tile.blocks_per_sm) // 8 * 8
+    warpgroups = tile.threads // 128
+    others = tile.producer_registers + (warpgroups - 2) * tile.consumer_registers
+    return min(warpgroups * launched - others, launched)
 
 
 def tile_bytes(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> tuple[int, int, int]:
@@ -249,14 +301,17 @@ def fragment_registers(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> int:
     return tile.kv // 2 + tile.kv // 4 + head_dim_vo // 2 + queries
 
 
-def tile_reasons(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> list[str]:
+def tile_reasons(
+    tile: Tile, head_dim_qk: int, head_dim_vo: int, variant: Variant | None = None
+) -> list[str]:
     """Why a kernel with this tile cannot run; empty = it can."""
     reasons = []
-    consumers = tile.threads // 128 - 1
-    if tile.threads % 128 or consumers < 1 or tile.q != 64 * consumers:
+    number = consumers(tile, variant)
+    if tile.threads % 128 or number < 1 or tile.q != 64 * number:
         reasons.append(
             f"tile.q is {tile.q} and threads {tile.threads}: a consumer warpgroup of 128 threads"
-            " owns 64 query rows, and one more warpgroup produces"
+            " owns 64 query rows, one more warpgroup produces, and one transforms rows if the variant"
+            " has hooks of rows"
         )
     if tile.kv % 16 or not 16 <= tile.kv <= 256:
         reasons.append(f"tile.kv is {tile.kv}; wgmma takes multiples of 16 from 16 to 256")
@@ -264,13 +319,15 @@ def tile_reasons(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> list[str]:
         reasons.append(f"stages is {tile.stages} and q_stages {tile.q_stages}; at least 1")
     if reasons:
         return reasons
-    used = smem_bytes(tile, head_dim_qk, head_dim_vo)
+    used = smem_bytes(tile, head_dim_qk, head_dim_vo, variant)
     if used > SMEM_PER_BLOCK:
         reasons.append(f"{used} bytes of shared memory; a block has {SMEM_PER_BLOCK}")
     # setmaxnreg moves registers within what the block was launched with: asking for more waits for
     # ever. A block is launched with what the launch bounds leave each thread, in steps of 8.
     pool = tile.threads * (REGISTERS_PER_SM // (tile.threads * tile.blocks_per_sm) // 8 * 8)
-    registers = 128 * (tile.producer_registers + consumers * tile.consumer_registers)
+    registers = 128 * (tile.producer_registers + number * tile.consumer_registers)
+    if variant is not None and variant.row_hooks:
+        registers += 128 * max(transformer_registers(tile), 24)
     if registers > pool:
         reasons.append(f"{registers} registers after setmaxnreg; the block is launched with {pool}")
     for name, value in (

@@ -1,0 +1,35 @@
+// What stands between copies and consumers where a variant has hooks of rows: tiles that have landed
+// are changed in place, and only then handed over.
+#pragma once
+
+#include <cutlass/arch/barrier.h>
+#include <cute_attn/hopper/ring.hpp>
+#include <cute_attn/row_hooks.hpp>
+
+namespace cute_attn {
+
+constexpr int kTransformers = 4;  // named barrier of the transformer warpgroup
+
+// Waits until copies have landed.
+CUTE_DEVICE void await_copies(FullBarrier& copied, uint32_t parity) {
+  copied.wait(parity);
+  compiler_fence();
+}
+
+// Hands a tile over that this warp has changed a part of, one arrival per warp: its writes are
+// shown to the asynchronous proxy, through which wgmma reads.
+CUTE_DEVICE void hand_over(FullBarrier& full) {
+  compiler_fence();
+  cutlass::arch::fence_view_async_shared();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) full.arrive();
+}
+
+// Initialises barriers of what has landed, by one thread, before init_barriers: how many arrive.
+template <int kStages, class Barrier>
+CUTE_DEVICE void init_copied(Barrier (&copied)[kStages], int arrivals) {
+  CUTE_UNROLL
+  for (int i = 0; i < kStages; ++i) copied[i].init(arrivals);
+}
+
+}  // namespace cute_attn
