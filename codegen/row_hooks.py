@@ -105,6 +105,18 @@ def turns_bytes(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> int:
     return total
 
 
+def is_heavy(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> bool:
+    """Whether a hook of rows takes more registers than turning all of its pairs: some elements are
+    in no pair, or there are sums over the row before pairs."""
+    for role, hook in variant.row_hooks.items():
+        functions = _functions(hook)
+        columns = head_dim_vo if role == "value" else head_dim_qk
+        if functions.pairing is not None:
+            if functions.sums or _paired(functions, columns) < columns:
+                return True
+    return False
+
+
 def _functions(hook: Hook) -> RowFunctions:
     assert hook.program is not None  # hooks of rows are traced
     with hook.program.scalars_known():
@@ -138,7 +150,7 @@ def _struct(role: str, hook: Hook, functions: RowFunctions, variant: Variant, co
             continue
         lines += _function(name, body, variant.scalars, columns)
     for what, arguments in (("pair", _PAIR), ("element", _ELEMENT)):
-        if functions.sums and not what.startswith(unneeded):
+        if functions.sums and not f"{what}_sum".startswith(unneeded):
             given = ", ".join(re.findall(r"(\w+)(?:,|$)", f"{_PLACE}, {arguments}"))
             lines += _signature("void", f"add_{what}", f"{_PLACE}, {arguments}, float* sums")
             lines += [

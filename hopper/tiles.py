@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from cute_attn.codegen.row_hooks import turns_bytes
+from cute_attn.codegen.row_hooks import is_heavy, turns_bytes
 from cute_attn.codegen.smem_tile import SmemTile, padded_columns
 from cute_attn.codegen.spec import Tile
 from cute_attn.variants import Variant
@@ -135,36 +135,31 @@ _HOOK_KV = {
 
 
 # With hooks of rows there is another warpgroup, which passes K (and Q) through them in shared memory
-# and takes its registers from the consumers: 40 + 72 + 2 * 200 of the 512 that each thread of four
-# warpgroups is launched with, so fewer fragments. Two Q tiles, so that an item's queries are
-# transformed before it begins, where they fit. Keys per block: without, with hooks of scores.
-_ROWS_KV = {
-    (64, 64): (128, 128),
-    (80, 80): (128, 112),
-    (96, 96): (128, 96),
-    (112, 112): (128, 96),
-    (128, 128): (128, 96),
-    (192, 128): (96, 80),
-    (192, 192): (80, 64),
-    (256, 256): (48, 32),
-}
+# and takes its registers from the consumers: producers, transformers and consumers share the 512
+# that four warpgroups are launched with per thread. Two Q tiles, so that an item's queries are
+# transformed before it begins. Keys per block: what shared memory then holds.
+_ROWS_KV = {(192, 128): 96, (192, 192): 80, (256, 256): 48}
+# 40 + 72 + 2 * 200: cosine, sine and their strides of eight pairs are 32 registers. Rows that are
+# partly in pairs, or summed over before their pairs are turned, spill with 72: 104.
+_ROWS = replace(_TWO_Q_TILES, threads=512, consumer_registers=200)
+_ROWS_HEAVY = replace(_ROWS, consumer_registers=184)
+HOOK_REGISTERS = 64  # beside the fragments, with hooks of scores (two consumers)
 
 
-def _with_rows(dims: tuple[int, int], *, few: bool, hooks: bool) -> Tile:
+def _with_rows(dims: tuple[int, int], variant: Variant, *, few: bool, hooks: bool) -> Tile:
     """The row of kernels with hooks of rows."""
-    kv, q_stages = _ROWS_KV[dims][hooks], 1 if dims == (256, 256) else 2
-    tile = _FEW_ROWS_TABLE[dims] if few else _TWO_Q_TILES
     if few:
-        kv = min(kv + 16, tile.kv)  # the consumer has 240
-    return replace(
-        tile,
-        kv=kv,
-        stages=2,
-        threads=tile.threads + 128,
-        consumer_registers=240 if few else 200,
-        q_stages=q_stages,
-        q_in_registers=False,
-    )
+        tile = replace(_FEW_ROWS_TABLE[dims], threads=384, stages=2, q_in_registers=False)
+        tile = replace(tile, q_stages=1 if dims == (256, 256) else 2)
+    else:
+        tile = _ROWS_HEAVY if is_heavy(variant, *dims) else _ROWS
+        tile = replace(tile, kv=_ROWS_KV.get(dims, tile.kv))
+        if dims == (256, 256):  # no room for a second Q tile
+            tile = replace(tile, q_stages=1)
+    need = HOOK_REGISTERS if hooks else MASK_REGISTERS
+    while fragment_registers(tile, *dims) + need > tile.consumer_registers and tile.kv > 32:
+        tile = replace(tile, kv=tile.kv - 16)
+    return tile
 
 
 def _with_hooks(
@@ -216,7 +211,8 @@ def default_tile(
     masked = variant is not None and bool(variant.mask)
     hooks = variant is not None and bool(variant.logits or not variant.band_is_mask)
     if variant is not None and variant.row_hooks:
-        return _with_rows(dims, few=rows is not None and rows <= FEW_ROWS, hooks=hooks)
+        few = rows is not None and rows <= FEW_ROWS
+        return _with_rows(dims, variant, few=few, hooks=hooks)
     if rows is not None and rows <= FEW_ROWS:
         tile = _FEW_ROWS_TABLE[dims]
         if not long and dims == (256, 256):
