@@ -159,6 +159,7 @@ def tiles(
     rows: int | None = None,
     *,
     tiles_per_sm: int | None = None,
+    turns: int = 0,
 ) -> Tile:
     """The tile of the table; see `tile_row` for the reason and the errors.
 
@@ -167,15 +168,27 @@ def tiles(
         rows: packed query rows that a decode tile should have, at least.
         tiles_per_sm: query tiles that an SM gets, rounded up: few take another decode tile on some
             architectures. None: many.
+        turns: see `smem_bytes`; tiles that fill the shared memory of an SM give way to them.
     """
     tile = tile_row(arch, schedule, head_dim).tile
     if schedule != DECODE:
+        while turns and not _fits(arch, schedule, tile, head_dim, turns) and tile.kv > 16:
+            tile = replace(tile, kv=tile.kv - 16)
         return tile
     for most, row in _FEW_TILES_ROWS.get((arch, head_dim), {}).items():
         if tiles_per_sm is not None and tiles_per_sm <= most:
             tile = row.tile
             break
-    return tile if rows is None else replace(tile, q=decode_rows(rows))
+    if rows is not None:
+        tile = replace(tile, q=decode_rows(rows))
+    if turns and not _fits(arch, schedule, tile, head_dim, turns) and tile.stages > 2:
+        tile = replace(tile, stages=tile.stages - 1)
+    return tile
+
+
+def _fits(arch: str, schedule: str, tile: Tile, head_dim: int, turns: int) -> bool:
+    smem = smem_bytes(schedule, tile, head_dim, turns=turns)
+    return blocks_by_smem(arch, smem) >= tile.blocks_per_sm
 
 
 def decode_rows(rows: int) -> int:

@@ -12,19 +12,20 @@ from cute_attn.variants.row_printer import RowFunctions, as_statements, row_func
 UNIT = 16
 """Elements that a thread takes of a row at a time; paired elements are a multiple."""
 
-_PLACE = "Params const& params, int b, int h, int pos"
-_PAIR = "int pair, float cosine, float sine, float first, float second"
-_ELEMENT = "int index, float x"
 _SIGNATURES = {
-    "position": ("int", _PLACE),
-    "frequency": ("double", "Params const& params, int pair"),
-    "first": ("float", f"{_PLACE}, float const* sums, {_PAIR}"),
-    "second": ("float", f"{_PLACE}, float const* sums, {_PAIR}"),
-    "element": ("float", f"{_PLACE}, float const* sums, {_ELEMENT}"),
-    "pair_sum": ("float", f"{_PLACE}, {_PAIR}"),
-    "element_sum": ("float", f"{_PLACE}, {_ELEMENT}"),
+    "position": ("int", "RowPlace at"),
+    "frequency": ("double", "int pair"),
+    "first": ("float", "RowPlace at, RowPair of"),
+    "second": ("float", "RowPlace at, RowPair of"),
+    "element": ("float", "RowPlace at, RowElement of"),
+    "pair_sum": ("float", "RowPlace at, RowPair of"),
+    "element_sum": ("float", "RowPlace at, RowElement of"),
 }
-_WIDTH = 100
+"""Arguments behind the parameter block."""
+_MEMBERS = {
+    "at": ("b", "h", "pos"),
+    "of": ("pair", "cosine", "sine", "first", "second", "index", "x", "sums"),
+}
 
 
 @dataclass(frozen=True)
@@ -127,35 +128,35 @@ def _paired(functions: RowFunctions, columns: int) -> int:
     return 0 if functions.pairing is None else functions.pairing.within(columns)
 
 
-def _struct(role: str, hook: Hook, functions: RowFunctions, variant: Variant, columns: int) -> str:
+def _struct(
+    role: str, hook: Hook, functions: RowFunctions, variant: Variant, columns: int
+) -> str:
     paired = _paired(functions, columns)
     halves = functions.pairing is not None and functions.pairing.halves
-    constants = [
-        ("int kPaired", str(paired), "leading elements that are in pairs"),
-        ("bool kHalves", _bool(halves), "pairs are i and i + kPaired / 2, else 2 i and 2 i + 1"),
-        ("bool kTurns", _bool(functions.turns), "by cosine and sine"),
-        ("bool kFollows", _bool(functions.follows), "positions of rows that follow each other do"),
-        ("int kSums", str(functions.sums), "over the row"),
+    traits = [
+        f"kPaired = {paired}",
+        f"kHalves = {_bool(halves)}",
+        f"kTurns = {_bool(functions.turns)}",
+        f"kFollows = {_bool(functions.follows)}",
+        f"kSums = {functions.sums}",
     ]
-    lines = [f"// {role.capitalize()}: {hook.name}.", f"struct {role.capitalize()}Hook {{"]
-    declarations = [f"  static constexpr {name} = {value};" for name, value, _ in constants]
-    width = max(map(len, declarations))
-    lines += [
-        f"{text:<{width}}  // {meaning}"
-        for text, (_, _, meaning) in zip(declarations, constants, strict=True)
+    values = ", ".join(x.split(" = ")[1] for x in traits)
+    lines = [
+        f"// {role.capitalize()}: {hook.name}.",
+        f"//   {', '.join(traits)}",
+        f"struct {role.capitalize()}Hook : RowTraits<{values}> {{",
     ]
     unneeded = {0: ("first", "second", "pair_sum"), columns: ("element",)}.get(paired, ())
     for name, body in functions.bodies.items():
-        if name.startswith(unneeded):
+        if name.startswith(unneeded) or (name, body) == ("position", "pos"):
             continue
         lines += _function(name, body, variant.scalars, columns)
-    for what, arguments in (("pair", _PAIR), ("element", _ELEMENT)):
+    for what in ("pair", "element"):
         if functions.sums and not f"{what}_sum".startswith(unneeded):
-            given = ", ".join(re.findall(r"(\w+)(?:,|$)", f"{_PLACE}, {arguments}"))
-            lines += _signature("void", f"add_{what}", f"{_PLACE}, {arguments}, float* sums")
-            lines += [
-                f"    sums[{k}] += {what}_sum_{k}_of({given});" for k in range(functions.sums)
-            ]
+            arguments = f"RowPlace at, Row{what.capitalize()} of, float* sums"
+            lines.append(_signature("void", f"add_{what}", arguments))
+            numbers = range(functions.sums)
+            lines += [f"    sums[{k}] += {what}_sum_{k}_of(params, at, of);" for k in numbers]
             lines.append("  }")
     return "\n".join([*lines, "};"])
 
@@ -170,25 +171,20 @@ def _has(text: str, name: str) -> bool:
 
 def _function(name: str, body: str, scalars: tuple[Scalar, ...], columns: int) -> list[str]:
     kind, arguments = _SIGNATURES[re.sub(r"_\d+$", "", name)]
-    lines = _signature(kind, f"{name}_of", arguments)
+    lines = [_signature(kind, f"{name}_of", arguments)]
     if _has(body, "head_dim"):
         lines.append(f"    constexpr int head_dim = {columns};")
     for s in scalars:
         if _has(body, s.name):
             own = "int32_t" if s.kind == "i32" else "double" if kind == "double" else "float"
             lines.append(f"    {own} const {s.name} = params.{s.name};")
-    lines += [f"    {line}" for line in as_statements(body).split("\n")]
+    text = as_statements(body)
+    for argument, members in _MEMBERS.items():
+        if f" {argument}" in arguments:
+            text = re.sub(rf"\b({'|'.join(members)})\b", rf"{argument}.\1", text)
+    lines += [f"    {line}" for line in text.split("\n")]
     return [*lines, "  }"]
 
 
-def _signature(kind: str, name: str, arguments: str) -> list[str]:
-    """The first lines of a function, arguments in columns of their own."""
-    head = f"  CUTE_DEVICE static {kind} {name}("
-    lines, line = [], head
-    for argument in f"{arguments}) {{".split(", "):
-        text = argument if argument.endswith("{") else f"{argument},"
-        if len(line) + len(text) > _WIDTH:
-            lines.append(line.rstrip())
-            line = " " * len(head)
-        line += text if text.endswith("{") else f"{text} "
-    return [*lines, line]
+def _signature(kind: str, name: str, arguments: str) -> str:
+    return f"  CUTE_DEVICE static {kind} {name}(Params const& params, {arguments}) {{"

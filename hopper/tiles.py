@@ -138,24 +138,23 @@ _HOOK_KV = {
 # and takes its registers from the consumers: producers, transformers and consumers share the 512
 # that four warpgroups are launched with per thread. Two Q tiles, so that an item's queries are
 # transformed before it begins. Keys per block: what shared memory then holds.
-_ROWS_KV = {(192, 128): 96, (192, 192): 80, (256, 256): 48}
+_ROWS_KV = {(192, 128): 96, (192, 192): 80}
 # 40 + 72 + 2 * 200: cosine, sine and their strides of eight pairs are 32 registers. Rows that are
 # partly in pairs, or summed over before their pairs are turned, spill with 72: 104.
 _ROWS = replace(_TWO_Q_TILES, threads=512, consumer_registers=200)
 _ROWS_HEAVY = replace(_ROWS, consumer_registers=184)
-HOOK_REGISTERS = 64  # beside the fragments, with hooks of scores (two consumers)
+HOOK_REGISTERS = 52  # beside the fragments, with hooks of scores (two consumers)
 
 
 def _with_rows(dims: tuple[int, int], variant: Variant, *, few: bool, hooks: bool) -> Tile:
     """The row of kernels with hooks of rows."""
-    if few:
-        tile = replace(_FEW_ROWS_TABLE[dims], threads=384, stages=2, q_in_registers=False)
-        tile = replace(tile, q_stages=1 if dims == (256, 256) else 2)
+    if few or dims == (256, 256):  # of 512 threads none can hold an output of 256 columns
+        stages = 2 if dims == (256, 256) else _FEW_ROWS_TABLE[dims].stages
+        tile = replace(_FEW_ROWS_TABLE[dims], threads=384, stages=stages)
+        tile = replace(tile, q_stages=2, q_in_registers=False)
     else:
         tile = _ROWS_HEAVY if is_heavy(variant, *dims) else _ROWS
         tile = replace(tile, kv=_ROWS_KV.get(dims, tile.kv))
-        if dims == (256, 256):  # no room for a second Q tile
-            tile = replace(tile, q_stages=1)
     need = HOOK_REGISTERS if hooks else MASK_REGISTERS
     while fragment_registers(tile, *dims) + need > tile.consumer_registers and tile.kv > 32:
         tile = replace(tile, kv=tile.kv - 16)
@@ -265,7 +264,8 @@ def smem_bytes(
 ) -> int:
     """Dynamic shared memory of a block, in bytes."""
     turns = 0 if variant is None else turns_bytes(variant, head_dim_qk, head_dim_vo)
-    return sum(tile_bytes(tile, head_dim_qk, head_dim_vo)) + _BARRIER_BYTES + turns
+    rounded = -(-turns // 1024) * 1024
+    return sum(tile_bytes(tile, head_dim_qk, head_dim_vo)) + _BARRIER_BYTES + rounded
 
 
 def consumers(tile: Tile, variant: Variant | None = None) -> int:

@@ -90,6 +90,7 @@ class Printer:
     """Prints one expression; `text()` once."""
 
     types = CPP_TYPES
+    arguments = frozenset(ARGUMENTS)
 
     def __init__(
         self, root: Expression, names: Mapping[Expression, str], longest: int | None = _LONGEST
@@ -98,7 +99,7 @@ class Printer:
         self.longest = longest
         self.uses = Counter(x for node in root.walk() for x in node.args)
         self.wanted = names
-        self.taken = set(_RESERVED) | root.reads | set(ARGUMENTS)
+        self.taken = set(_RESERVED) | root.reads | self.arguments
         self.statements: list[str] = []
         self.named: set[Expression] = set()
         self.printed: dict[Expression, tuple[str, int]] = {}

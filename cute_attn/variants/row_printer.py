@@ -11,10 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cute_attn.variants.build import operate, rebuild
-from cute_attn.variants.expression import Expression, argument, constant, node
+from cute_attn.variants.expression import (
+    ARGUMENTS,
+    ROW_ARGUMENTS,
+    Expression,
+    argument,
+    constant,
+    node,
+)
 from cute_attn.variants.operations import ATOM, OPERATIONS, PRODUCT, UNARY
 from cute_attn.variants.polynomial import polynomial
-from cute_attn.variants.printer import Printer, cpp_body
+from cute_attn.variants.printer import Printer
 from cute_attn.variants.rows import Across, Pairing, across
 
 
@@ -67,7 +74,7 @@ def row_functions(root: Expression, names: Mapping[Expression, str]) -> RowFunct
     parts = across(root)
     bodies: dict[str, str] = {}
     if parts.position is not None and parts.frequency is not None:
-        bodies["position"] = cpp_body(parts.position, names)
+        bodies["position"] = _cpp(parts.position, names)
         bodies["frequency"] = _DoublePrinter(parts.frequency, names).text()
     places: dict[str, int | None] = {"element": None}
     if parts.pairing is not None:
@@ -77,11 +84,11 @@ def row_functions(root: Expression, names: Mapping[Expression, str]) -> RowFunct
         if parts.pairing is not None:
             of_pair = _Place(parts, 0, names)
             both = operate("add", of_pair.at(term), _Place(parts, 1, names).at(term))
-            bodies[f"pair_sum_{k}"] = cpp_body(both, of_pair.names)
-        bodies[f"element_sum_{k}"] = cpp_body(element.at(term), element.names)
+            bodies[f"pair_sum_{k}"] = _cpp(both, of_pair.names)
+        bodies[f"element_sum_{k}"] = _cpp(element.at(term), element.names)
     for name, number in places.items():
         place = _Place(parts, number, names)
-        bodies[name] = cpp_body(place.at(root), place.names)
+        bodies[name] = _cpp(place.at(root), place.names)
     turns = parts.position is not None
     return RowFunctions(parts.pairing, turns, _follows(parts.position), len(parts.sums), bodies)
 
@@ -159,7 +166,17 @@ _DOUBLE = {
 }  # fmt: skip
 
 
-class _DoublePrinter(Printer):
+class _RowPrinter(Printer):
+    """As one expression, or statements."""
+
+    arguments = frozenset({*ARGUMENTS, *ROW_ARGUMENTS})
+
+
+def _cpp(root: Expression, names: Mapping[Expression, str]) -> str:
+    return _RowPrinter(root, names).text()
+
+
+class _DoublePrinter(_RowPrinter):
     """The same in float64; scalars are there as doubles."""
 
     types = {"bool": "bool", "i32": "int", "f32": "double"}  # noqa: RUF012 - never changed

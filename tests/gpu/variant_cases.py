@@ -23,9 +23,12 @@ from cute_attn import (
     chunked_local,
     document_mask,
     prefix_lm,
+    qk_norm,
     relative_bias,
+    rope,
     sliding_window,
     soft_cap,
+    streaming_llm,
 )
 from cute_attn.api.dispatch import tiles_per_sm
 from cute_attn.scheduler.constants import H200
@@ -51,6 +54,10 @@ class VariantCase:
         keep: the mask of the dense formula, of (b, h, i, j); None: all.
         bend: the score of it, of (s, b, h, i, j); None: as it is.
         scalars, tensors: of the variant.
+        query, key, value: what becomes of rows in the dense formula, of (x, b, positions): x
+            (heads, positions, dim); None: nothing.
+        dim: head_dim.
+        page_size: None: ragged.
     """
 
     variant: Variant
@@ -58,6 +65,11 @@ class VariantCase:
     bend: Dense | None = None
     scalars: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    query: Dense | None = None
+    key: Dense | None = None
+    value: Dense | None = None
+    dim: int = DIM
+    page_size: int | None = None
 
 
 def random(seed: int, *shape: int) -> torch.Tensor:
@@ -110,6 +122,35 @@ def prefixes(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, prefix: Any) -> Any:
     return (kv_idx <= q_idx) | (kv_idx < prefix[b])
 
 
+def turned(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    layout: str = "half",
+    theta: float = 10000.0,
+    dim: int | None = None,
+) -> torch.Tensor:
+    """Rotary embedding, as complex numbers times e^(i position theta^(-2 k / dim))."""
+    dim = dim or x.shape[-1]
+    frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=x.device) / dim)
+    angle = positions.double()[..., None] * frequency
+    head = x[..., :dim]
+    shape = (*head.shape[:-1], 2, dim // 2) if layout == "half" else (*head.shape[:-1], dim // 2, 2)
+    axis = -2 if layout == "half" else -1
+    a, b = head.reshape(shape).unbind(axis)
+    z = torch.complex(a, b) * torch.polar(torch.ones_like(angle), angle)
+    pairs = torch.stack([z.real, z.imag], axis).reshape(head.shape)
+    return torch.cat([pairs, x[..., dim:]], -1)
+
+
+def rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], _on(weight, x).double(), eps)
+
+
+def channel_scale(x: Any, b: Any, h: Any, pos: Any, *, v_scale: Any) -> Any:
+    return x * v_scale[h, x.index]
+
+
 STEP = Scalar("step", "i32", 3, "distance of visible keys", lower=1)
 EVEN = Hook("even", "kv_idx % 2 == 0", lambda b, h, q_idx, kv_idx: kv_idx % 2 == 0)
 SLOPES = torch.linspace(0.01, 0.06, HEADS)
@@ -117,6 +158,10 @@ DOCUMENTS = (random(4, 3, LONGEST) > 2).cumsum(-1).int()
 BIAS = random(5, HEADS, 33)
 ALLOWED = random(6, LONGEST, LONGEST) > 0
 PREFIX = torch.tensor([90, 0, 170], dtype=torch.int32)
+WEIGHTS = 1 + 0.3 * random(7, 2, 128)
+V_SCALE = 1 + 0.5 * random(8, KV_HEADS, 128)
+# Positions of some other order, as far as 10^5.
+PLACES = (random(9, 3, LONGEST).argsort(-1) * 251).int()
 
 
 def _seen(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -205,16 +250,89 @@ PAGED = frozenset(list(CASES)[::2])
 """Those with pages of 16 keys; the others are ragged."""
 
 
+def _rows(variant: Variant, page_size: int | None, **rest: Any) -> VariantCase:
+    keep = rest.pop("keep", _seen)
+    return VariantCase(variant, keep, page_size=page_size, **rest)
+
+
+def _turned(x: torch.Tensor, b: int, positions: torch.Tensor) -> torch.Tensor:
+    return turned(x, positions)
+
+
+def _turned_far(x: torch.Tensor, b: int, positions: torch.Tensor) -> torch.Tensor:
+    return turned(x, positions, theta=500000.0)
+
+
+def _partly(x: torch.Tensor, b: int, positions: torch.Tensor) -> torch.Tensor:
+    return turned(x, positions, layout="interleaved", dim=32)
+
+
+def _at_places(x: torch.Tensor, b: int, positions: torch.Tensor) -> torch.Tensor:
+    return turned(x, _on(PLACES, x)[b, positions.clamp(min=0)])
+
+
+def _norm_then_turned(n: int) -> Dense:
+    return lambda x, b, i: turned(rms(x, WEIGHTS[n, : x.shape[-1]], 0.01), i)
+
+
+NORM = {"q_norm_weight": WEIGHTS[0], "k_norm_weight": WEIGHTS[1]}
+CASES |= {
+    f"{name}_{page_size or 'ragged'}": _rows(variant, page_size, **rest)
+    for page_size in (None, 1, 16)
+    for name, variant, rest in (
+        (
+            "rope",
+            causal() & rope(),
+            {"query": _turned_far, "key": _turned_far, "scalars": {"rope_theta": 5e5}, "dim": 128},
+        ),
+        ("rope_partly", causal() & rope(layout="interleaved", rotary_dim=32),
+         {"query": _partly, "key": _partly}),
+        ("rope_at", causal() & rope(positions=True),
+         {"query": _at_places, "key": _at_places,
+          "tensors": {"q_positions": PLACES, "k_positions": PLACES}}),
+        (
+            "qk_norm_rope",
+            causal() & qk_norm() & rope(),
+            {"query": _norm_then_turned(0), "key": _norm_then_turned(1), "tensors": NORM,
+             "scalars": {"norm_eps": 0.01}, "dim": 128},
+        ),
+        (
+            "streaming",
+            streaming_llm(sinks=3, window=60),
+            {"query": _turned, "key": _turned, "dim": 128,
+             "keep": lambda b, h, i, j: (j <= i) & ((j < 3) | (i - j < 60))},
+        ),
+        (
+            "values",
+            causal()
+            & Variant("values", value=channel_scale, params=[Tensor("v_scale", "f32", 2)]),
+            {"value": lambda x, b, i: x * _on(V_SCALE, x)[:, None], "dim": 128,
+             "tensors": {"v_scale": V_SCALE}},
+        ),
+    )
+}  # fmt: skip
+"""Hooks of rows, with keys that lie in every way."""
+
+
+def page_size_of(name: str) -> int | None:
+    """Tokens per page of a case; None: ragged."""
+    return 16 if name in PAGED else CASES[name].page_size
+
+
 def dense(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b: int, case: VariantCase
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse of one request, (length, heads, dim), the last query at the last key."""
     q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
+    at = torch.arange(k.shape[1], device=q.device)
+    q = q if case.query is None else case.query(q, b, at[k.shape[1] - q.shape[1] :])
+    k = k if case.key is None else case.key(k, b, at)
+    v = v if case.value is None else case.value(v, b, at)
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 0) for x in (k, v))
     i = torch.arange(q.shape[1], device=q.device)[:, None] + k.shape[1] - q.shape[1]
     j = torch.arange(k.shape[1], device=q.device)[None, :]
     h = torch.arange(HEADS, device=q.device)[:, None, None]
-    scores = q @ k.mT * DIM**-0.5
+    scores = q @ k.mT * q.shape[-1] ** -0.5
     if case.bend is not None:
         scores = case.bend(scores, b, h, i, j)
     if case.keep is not None:
@@ -245,13 +363,15 @@ def outputs(
     """
     case, (q_len, kv_len) = CASES[name], LENGTHS[phase]
     rows, keys = ([0, *itertools.accumulate(x)] for x in (q_len, kv_len))
-    q = random(0, rows[-1], HEADS, DIM).to(device, dtype)
-    k, v = (random(s, keys[-1], KV_HEADS, DIM).to(device, dtype) for s in (1, 2))
+    q = random(0, rows[-1], HEADS, case.dim).to(device, dtype)
+    k, v = (random(s, keys[-1], KV_HEADS, case.dim).to(device, dtype) for s in (1, 2))
     tensors = {name: x.to(device) for name, x in case.tensors.items()}
     batch = BatchAttention(
-        HEADS, KV_HEADS, DIM, dtype=dtype, variant=case.variant, device=device, schedule=schedule
-    )
-    kv_format, cache = _pages(k, v, keys) if name in PAGED else (RaggedKV(keys), (k, v))
+        HEADS, KV_HEADS, case.dim, dtype=dtype, variant=case.variant, device=device,
+        schedule=schedule,
+    )  # fmt: skip
+    page_size = page_size_of(name)
+    kv_format, cache = _pages(k, v, keys, page_size) if page_size else (RaggedKV(keys), (k, v))
     given = tensors if with_plan else None
     batch.plan(rows, kv_format, scalars=case.scalars, tensors=given)
     later = None if with_plan else tensors
@@ -263,30 +383,30 @@ def outputs(
     return out, lse, torch.cat([x for x, _ in wanted]), torch.cat([x for _, x in wanted])
 
 
-def _pages(k: torch.Tensor, v: torch.Tensor, keys: list[int]) -> tuple[PagedKV, Any]:
-    """The same keys in pages of 16, the pages of a request from the back to the front."""
+def _pages(k: torch.Tensor, v: torch.Tensor, keys: list[int], size: int) -> tuple[PagedKV, Any]:
+    """The same keys in pages, the pages of a request from the back to the front."""
     lengths = np.diff(keys)
-    pages = -(-lengths // 16)
+    pages = -(-lengths // size)
     indptr = np.concatenate([[0], np.cumsum(pages)])
-    cache = k.new_zeros(int(indptr[-1]), 2, 16, *k.shape[1:])
+    cache = k.new_zeros(int(indptr[-1]), 2, size, *k.shape[1:])
     indices: list[int] = []
     for b, count in enumerate(pages.tolist()):
         own = list(range(int(indptr[b]), int(indptr[b]) + count))[::-1]
         indices += own
         for n, page in enumerate(own):
-            rows = slice(keys[b] + 16 * n, min(keys[b] + 16 * n + 16, keys[b + 1]))
-            size = rows.stop - rows.start
-            cache[page, 0, :size], cache[page, 1, :size] = k[rows], v[rows]
-    last = (lengths - 16 * (pages - 1)).tolist()
-    return PagedKV(indptr.tolist(), indices, last, 16), (cache,)
+            rows = slice(keys[b] + size * n, min(keys[b] + size * (n + 1), keys[b + 1]))
+            used = rows.stop - rows.start
+            cache[page, 0, :used], cache[page, 1, :used] = k[rows], v[rows]
+    last = (lengths - size * (pages - 1)).tolist()
+    return PagedKV(indptr.tolist(), indices, last, size), (cache,)
 
 
 def kernels(arch: str) -> list[KernelSpec]:
     """Every kernel that the cases take on a GPU, `ampere_tile` included."""
     specs = []
     for name, case in CASES.items():
-        page_size = 16 if name in PAGED else None
-        problem = Problem(arch, "bf16", DIM, DIM, HEADS // KV_HEADS, case.variant, page_size)
+        group, dim = HEADS // KV_HEADS, case.dim
+        problem = Problem(arch, "bf16", dim, dim, group, case.variant, page_size_of(name))
         for q_len, _ in LENGTHS.values():
             rows = max(q_len) * HEADS // KV_HEADS
             tiles = tiles_per_sm(np.array(q_len), rows, KV_HEADS, H200.sms)

@@ -18,6 +18,56 @@ struct RowPlace {
   int pos;
 };
 
+// A pair of its elements, and how it is turned; an element in no pair. Both with the row's sums.
+struct RowPair {
+  int pair;
+  float first, second, cosine, sine;
+  float const* sums;
+};
+struct RowElement {
+  int index;
+  float x;
+  float const* sums;
+};
+
+// What a hook is like. Its first kPaired_ elements are in pairs, i and i + kPaired_ / 2 (kHalves_) or
+// 2 i and 2 i + 1; they are turned; positions of rows that follow each other do so too; there are
+// kSums_ sums over the row.
+template <int kPaired_, bool kHalves_, bool kTurns_, bool kFollows_, int kSums_>
+struct RowTraits {
+  static constexpr int kPaired = kPaired_;
+  static constexpr bool kHalves = kHalves_;
+  static constexpr bool kTurns = kTurns_;
+  static constexpr bool kFollows = kFollows_;
+  static constexpr int kSums = kSums_;
+
+  template <class Params>
+  CUTE_DEVICE static int position_of(Params const&, RowPlace at) {
+    return at.pos;
+  }
+};
+
+// Rows of one KV head from key `first` on.
+struct KeyPlaces {
+  int b;
+  int h;
+  int first;  // its position
+  CUTE_DEVICE RowPlace operator()(int row) const { return {b, h, first + row}; }
+};
+
+// Packed query rows from row `first` of a request and KV head on.
+template <int kGroup>
+struct QueryPlaces {
+  int b;
+  int kv_head;
+  int first;
+  int q_pos;
+  CUTE_DEVICE RowPlace operator()(int row) const {
+    int const packed = first + row;
+    return {b, kv_head * kGroup + packed % kGroup, q_pos + packed / kGroup};
+  }
+};
+
 // A tile of kRows rows in chunks of 64 columns; see codegen.smem_tile.SmemTile.
 template <int kRows>
 struct Chunks {
@@ -110,20 +160,24 @@ struct RowUnit {
   CUTE_DEVICE static constexpr int first(int e) { return Hook::kHalves ? e : 2 * e; }
   CUTE_DEVICE static constexpr int second(int e) { return Hook::kHalves ? 8 + e : 2 * e + 1; }
 
+  CUTE_DEVICE RowPair pair(int e, float2 const (&turn)[8], float const (&x)[16],
+                           float const* sums) const {
+    return {8 * unit + e, x[first(e)], x[second(e)], turn[e].x, turn[e].y, sums};
+  }
+
   template <class Params>
   CUTE_DEVICE void add_sums(Params const& params, RowPlace at, float2 const (&turn)[8],
                             float const (&x)[16], float* sums) const {
     if constexpr (Hook::kPaired > 0) {
       CUTE_UNROLL
       for (int e = 0; e < 8 && paired; ++e) {
-        Hook::add_pair(params, at.b, at.h, at.pos, 8 * unit + e, turn[e].x, turn[e].y, x[first(e)],
-                       x[second(e)], sums);
+        Hook::add_pair(params, at, pair(e, turn, x, nullptr), sums);
       }
     }
     if constexpr (Hook::kPaired < kColumns) {
       CUTE_UNROLL
       for (int i = 0; i < 16 && !paired; ++i) {
-        Hook::add_element(params, at.b, at.h, at.pos, 16 * unit + i, x[i], sums);
+        Hook::add_element(params, at, RowElement{16 * unit + i, x[i], nullptr}, sums);
       }
     }
   }
@@ -134,18 +188,15 @@ struct RowUnit {
     if constexpr (Hook::kPaired > 0) {
       CUTE_UNROLL
       for (int e = 0; e < 8 && paired; ++e) {
-        float const a = x[first(e)], b = x[second(e)];
-        int const pair = 8 * unit + e;
-        x[first(e)] =
-            Hook::first_of(params, at.b, at.h, at.pos, sums, pair, turn[e].x, turn[e].y, a, b);
-        x[second(e)] =
-            Hook::second_of(params, at.b, at.h, at.pos, sums, pair, turn[e].x, turn[e].y, a, b);
+        RowPair const of = pair(e, turn, x, sums);
+        x[first(e)] = Hook::first_of(params, at, of);
+        x[second(e)] = Hook::second_of(params, at, of);
       }
     }
     if constexpr (Hook::kPaired < kColumns) {
       CUTE_UNROLL
       for (int i = 0; i < 16 && !paired; ++i) {
-        x[i] = Hook::element_of(params, at.b, at.h, at.pos, sums, 16 * unit + i, x[i]);
+        x[i] = Hook::element_of(params, at, RowElement{16 * unit + i, x[i], sums});
       }
     }
   }
@@ -170,7 +221,7 @@ CUTE_DEVICE void transform_rows(Params const& params, Element* tile, int rows, i
   if constexpr (kByStrides) {
     if (own.paired) {
       RowPlace const at = place(first_row);
-      turns.at(own.unit, Hook::position_of(params, at.b, at.h, at.pos), turn);
+      turns.at(own.unit, Hook::position_of(params, at), turn);
       CUTE_UNROLL
       for (int e = 0; e < 8; ++e) stride[e] = turns.stride[turns.place(own.unit, e)];
     }
@@ -194,7 +245,7 @@ CUTE_DEVICE void transform_rows(Params const& params, Element* tile, int rows, i
       unpack_piece<Element>(*piece[1], x + 8);
       if constexpr (Hook::kTurns && !kByStrides) {
         if (own.paired) {
-          turns.at(own.unit, Hook::position_of(params, at.b, at.h, at.pos), turn);
+          turns.at(own.unit, Hook::position_of(params, at), turn);
         }
       }
     }

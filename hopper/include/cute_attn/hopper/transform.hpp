@@ -4,11 +4,36 @@
 
 #include <cutlass/arch/barrier.h>
 #include <cute_attn/hopper/ring.hpp>
+#include <cute_attn/hopper/wgmma.hpp>
 #include <cute_attn/row_hooks.hpp>
+#include <cute_attn/work.hpp>
 
 namespace cute_attn {
 
 constexpr int kTransformers = 4;  // named barrier of the transformer warpgroup
+
+// What transformers read of an item's record.
+template <int kGroup>
+struct ItemRows {
+  QueryPlaces<kGroup> queries;
+  KeyPlaces first_keys;  // of key 0
+  int num_rows;
+  int block_begin;
+  int block_end;
+
+  CUTE_DEVICE explicit ItemRows(Item const& item)
+      : queries{item.request.batch(), item.kv_head, item.row_begin, item.request.q_pos},
+        first_keys{item.request.batch(), item.kv_head, item.request.kv_pos},
+        num_rows(warp_uniform(item.num_rows)),
+        block_begin(warp_uniform(item.block_begin)),
+        block_end(warp_uniform(item.block_end)) {}
+
+  // Queries that have come: none of an item without keys.
+  CUTE_DEVICE int query_rows() const { return block_begin < block_end ? num_rows : 0; }
+  CUTE_DEVICE KeyPlaces keys(int first) const {
+    return {first_keys.b, first_keys.h, first_keys.first + first};
+  }
+};
 
 // Waits until copies have landed.
 CUTE_DEVICE void await_copies(FullBarrier& copied, uint32_t parity) {
