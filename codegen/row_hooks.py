@@ -112,9 +112,9 @@ def is_heavy(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> bool:
     for role, hook in variant.row_hooks.items():
         functions = _functions(hook)
         columns = head_dim_vo if role == "value" else head_dim_qk
-        if functions.pairing is not None:
-            if functions.sums or _paired(functions, columns) < columns:
-                return True
+        partly = _paired(functions, columns) < columns
+        if functions.pairing is not None and (functions.sums or partly):
+            return True
     return False
 
 
@@ -128,9 +128,7 @@ def _paired(functions: RowFunctions, columns: int) -> int:
     return 0 if functions.pairing is None else functions.pairing.within(columns)
 
 
-def _struct(
-    role: str, hook: Hook, functions: RowFunctions, variant: Variant, columns: int
-) -> str:
+def _struct(role: str, hook: Hook, functions: RowFunctions, variant: Variant, columns: int) -> str:
     paired = _paired(functions, columns)
     halves = functions.pairing is not None and functions.pairing.halves
     traits = [

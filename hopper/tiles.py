@@ -134,10 +134,10 @@ _HOOK_KV = {
 }
 
 
-# With hooks of rows there is another warpgroup, which passes K (and Q) through them in shared memory
-# and takes its registers from the consumers: producers, transformers and consumers share the 512
-# that four warpgroups are launched with per thread. Two Q tiles, so that an item's queries are
-# transformed before it begins. Keys per block: what shared memory then holds.
+# With hooks of rows there is another warpgroup, which passes K and Q through them in shared memory
+# and takes its registers from the consumers: threads of four warpgroups are launched with 512
+# together. Two Q tiles, so that an item's queries are transformed before it begins. Keys per block:
+# what shared memory then holds.
 _ROWS_KV = {(192, 128): 96, (192, 192): 80}
 # 40 + 72 + 2 * 200: cosine, sine and their strides of eight pairs are 32 registers. Rows that are
 # partly in pairs, or summed over before their pairs are turned, spill with 72: 104.
@@ -306,8 +306,7 @@ def tile_reasons(
     if tile.threads % 128 or number < 1 or tile.q != 64 * number:
         reasons.append(
             f"tile.q is {tile.q} and threads {tile.threads}: a consumer warpgroup of 128 threads"
-            " owns 64 query rows, one more warpgroup produces, and one transforms rows if the variant"
-            " has hooks of rows"
+            " owns 64 query rows, one more produces, and with hooks of rows one transforms"
         )
     if tile.kv % 16 or not 16 <= tile.kv <= 256:
         reasons.append(f"tile.kv is {tile.kv}; wgmma takes multiples of 16 from 16 to 256")

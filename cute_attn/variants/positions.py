@@ -242,7 +242,7 @@ def qk_norm(eps: float = 1e-6) -> Variant:
     def norm_of_keys(x: Any, b: Any, h: Any, pos: Any, *, norm_eps: Any, k_norm_weight: Any) -> Any:
         return normalised(x, norm_eps) * k_norm_weight[x.index]
 
-    params = [
+    params: list[Scalar | Tensor] = [
         Scalar("norm_eps", "f32", eps, "added to the mean of squares", positive=True),
         Tensor("q_norm_weight", "f32", 1, "(head_dim,)"),
         Tensor("k_norm_weight", "f32", 1, "(head_dim,)"),

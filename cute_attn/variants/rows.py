@@ -205,7 +205,8 @@ def across(root: Expression) -> Across:
     pairings = list(dict.fromkeys(x.value for x in nodes if x.op in ("first", "second", "join")))
     if len(pairings) > 1:
         raise ValueError("the row is taken as pairs in two ways; a hook has one")
-    turns = list(dict.fromkeys(x.args for x in nodes if x.op in ("cosine", "sine")))
+    angles = (x.args for x in nodes if x.op in ("cosine", "sine"))
+    turns = [(position, frequency) for position, frequency in dict.fromkeys(angles)]
     if len(turns) > 1:
         raise ValueError("there are turns by two angles; a hook has one")
     for position, frequency in turns:
@@ -219,5 +220,7 @@ def across(root: Expression) -> Across:
     sums = tuple(dict.fromkeys(x.args[0] for x in nodes if x.op == "sum"))
     if any(x.op == "sum" for term in sums for x in term.walk()):
         raise ValueError("a sum over the row is of another sum; sums are of x and what is the same")
-    position, frequency = turns[0] if turns else (None, None)
-    return Across(pairings[0] if pairings else None, position, frequency, sums)
+    pairing = pairings[0] if pairings else None
+    if not turns:
+        return Across(pairing, None, None, sums)
+    return Across(pairing, *turns[0], sums)

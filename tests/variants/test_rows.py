@@ -233,7 +233,7 @@ def test_what_a_row_cannot_do() -> None:
     refused("as pairs in two ways", two_ways)
     refused("turns by two angles", two_angles)
     assert "f.turn(pos / 2, 1.0)" in refused("integer position, got f32", float_position)
-    refused("frequency of turn.* depends on the pair", of_the_head)
+    refused(r"frequency of turn.* depends on the pair", of_the_head)
     refused(
         "takes parameter 'index'; rows' hooks have",
         lambda x, b, h, pos, *, index: x * index,
@@ -242,9 +242,9 @@ def test_what_a_row_cannot_do() -> None:
 
 
 def test_combinations_that_are_too_much() -> None:
-    with pytest.raises(ValueError, match="both transform the query: .* pairs in two ways"):
+    with pytest.raises(ValueError, match=r"both transform the query: .* pairs in two ways"):
         rope() & rope(layout="interleaved")
-    with pytest.raises(ValueError, match="both transform the query: .* another sum"):
+    with pytest.raises(ValueError, match=r"both transform the query: .* another sum"):
         qk_norm() & qk_norm()
 
 
@@ -276,7 +276,7 @@ def test_bad_arguments() -> None:
 
 def test_head_dims_must_have_the_pairs() -> None:
     rope(rotary_dim=64).check_head_dims(64, 32)
-    with pytest.raises(ValueError, match="rotary_dim is 64 .*head_dim, which is 32"):
+    with pytest.raises(ValueError, match=r"rotary_dim is 64 .*head_dim, which is 32"):
         rope(rotary_dim=64).check_head_dims(32, 64)
     with pytest.raises(ValueError, match="even number"):
         rope().check_head_dims(33, 64)

@@ -1,9 +1,9 @@
 // Rows of a swizzled shared-memory tile through a variant's hook, in place.
 //
 // The generated hook is made of functions of a pair of elements, or of an element in no pair. A
-// thread takes of a row two pieces of 16 bytes, a *unit*: elements [8 u, 8 u + 8) and their partners
-// where pairs are halves, else elements [16 u, 16 u + 16). In both cases the unit's pairs are 8 u to
-// 8 u + 7. Threads keep their unit from row to row.
+// thread takes of a row two pieces of 16 bytes, a *unit*: elements [8 u, 8 u + 8) and their
+// partners where pairs are halves, else elements [16 u, 16 u + 16). In both cases the unit's pairs
+// are 8 u to 8 u + 7. Threads keep their unit from row to row.
 #pragma once
 
 #include <cute_attn/elements.hpp>
@@ -30,9 +30,9 @@ struct RowElement {
   float const* sums;
 };
 
-// What a hook is like. Its first kPaired_ elements are in pairs, i and i + kPaired_ / 2 (kHalves_) or
-// 2 i and 2 i + 1; they are turned; positions of rows that follow each other do so too; there are
-// kSums_ sums over the row.
+// What a hook is like. Its first kPaired_ elements are in pairs, i and i + kPaired_ / 2 (kHalves_)
+// or 2 i and 2 i + 1; they are turned; positions of rows that follow each other do so too; there
+// are kSums_ sums over the row.
 template <int kPaired_, bool kHalves_, bool kTurns_, bool kFollows_, int kSums_>
 struct RowTraits {
   static constexpr int kPaired = kPaired_;

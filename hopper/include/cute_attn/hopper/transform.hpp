@@ -1,5 +1,5 @@
-// What stands between copies and consumers where a variant has hooks of rows: tiles that have landed
-// are changed in place, and only then handed over.
+// What stands between copies and consumers where a variant has hooks of rows: tiles that have
+// landed are changed in place, and only then handed over.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
