@@ -83,16 +83,13 @@ def row_reasons(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> list[st
         variant.check_head_dims(head_dim_qk, head_dim_vo)
     except ValueError as error:
         return [str(error)]
-    reasons = []
-    for role, hook in variant.row_hooks.items():
-        pairing = _functions(hook).pairing
-        count = pairing.elements if pairing is not None else None
-        if count is not None and count % UNIT:
-            reasons.append(
-                f"the {role} hook takes {count} elements as pairs (rotary_dim); kernels take"
-                f" multiples of {UNIT}"
-            )
-    return reasons
+    pairings = [_functions(hook).pairing for hook in variant.row_hooks.values()]
+    counts = [p.elements for p in pairings if p is not None and p.elements is not None]
+    return [
+        f"rotary_dim is {count} (pairs of a row); kernels take multiples of {UNIT}"
+        for count in dict.fromkeys(counts)
+        if count % UNIT
+    ]
 
 
 def turns_bytes(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> int:

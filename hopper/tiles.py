@@ -143,7 +143,9 @@ _ROWS_KV = {(192, 128): 96, (192, 192): 80}
 # partly in pairs, or summed over before their pairs are turned, spill with 72: 104.
 _ROWS = replace(_TWO_Q_TILES, threads=512, consumer_registers=200)
 _ROWS_HEAVY = replace(_ROWS, consumer_registers=184)
-HOOK_REGISTERS = 52  # beside the fragments, with hooks of scores (two consumers)
+# Registers beside the fragments, with hooks of scores and for heavy rows: of 44 some spill.
+HOOK_REGISTERS = 52
+_HEAVY_REGISTERS = 48
 
 
 def _with_rows(dims: tuple[int, int], variant: Variant, *, few: bool, hooks: bool) -> Tile:
@@ -155,7 +157,8 @@ def _with_rows(dims: tuple[int, int], variant: Variant, *, few: bool, hooks: boo
     else:
         tile = _ROWS_HEAVY if is_heavy(variant, *dims) else _ROWS
         tile = replace(tile, kv=_ROWS_KV.get(dims, tile.kv))
-    need = HOOK_REGISTERS if hooks else MASK_REGISTERS
+    heavy = tile.consumer_registers == _ROWS_HEAVY.consumer_registers
+    need = HOOK_REGISTERS if hooks else _HEAVY_REGISTERS if heavy else MASK_REGISTERS
     while fragment_registers(tile, *dims) + need > tile.consumer_registers and tile.kv > 32:
         tile = replace(tile, kv=tile.kv - 16)
     return tile
