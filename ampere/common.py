@@ -87,6 +87,7 @@ def includes(spec: KernelSpec) -> list[str]:
         *fused,
         *fixed,
         *hook_headers(spec.variant),
+        *(["cute_attn/row_hooks.hpp"] if spec.variant.row_hooks else []),
     ]
     return sorted(headers)
 

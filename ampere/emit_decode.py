@@ -15,6 +15,7 @@ def emit_decode(spec: KernelSpec) -> GeneratedKernel:
     """The kernel of a spec that `supports` has no reason against."""
     tile = spec.tile
     warps = tile.threads // 32
+    compact = tile.q * spec.head_dim_qk >= 4096
     return kernel(
         spec,
         "decode.cu.jinja",
@@ -44,7 +45,8 @@ def emit_decode(spec: KernelSpec) -> GeneratedKernel:
             "step": "n -= kWarps",
             "copy_keys": "kWarpKeys",
             # Output and queries of 16 rows of 256 columns leave few registers.
-            "pages": "BlockPages" if tile.q * spec.head_dim_qk < 4096 else "CompactBlockPages",
+            "pages": "CompactBlockPages" if compact else "BlockPages",
+            "compact": ", true" if compact else "",
             "copy_threads": "32",
             "copy_thread": "opaque(threadIdx.x) % 32",
         },

@@ -160,6 +160,7 @@ def tiles(
     *,
     tiles_per_sm: int | None = None,
     turns: int = 0,
+    heavy: bool = False,
 ) -> Tile:
     """The tile of the table; see `tile_row` for the reason and the errors.
 
@@ -169,9 +170,12 @@ def tiles(
         tiles_per_sm: query tiles that an SM gets, rounded up: few take another decode tile on some
             architectures. None: many.
         turns: see `smem_bytes`; tiles that fill the shared memory of an SM give way to them.
+        heavy: a hook of rows takes many registers (`codegen.row_hooks.is_heavy`).
     """
     tile = tile_row(arch, schedule, head_dim).tile
     if schedule != DECODE:
+        if heavy and register_budget(schedule, tile, head_dim).total > 240:  # of 255
+            tile = replace(tile, kv=tile.kv - 16)  # else up to 190 bytes spill
         while turns and not _fits(arch, schedule, tile, head_dim, turns) and tile.kv > 16:
             tile = replace(tile, kv=tile.kv - 16)
         return tile

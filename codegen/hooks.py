@@ -40,12 +40,12 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
 
 
 def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
-    """Headers that `cpp_hooks` and the limits of the band need, beside softmax.hpp."""
+    """Headers that `cpp_hooks` and the limits of the band need, beside softmax.hpp and
+    row_hooks.hpp."""
     limits = [cpp_limit(x) or "" for x in (variant.band.left, variant.band.right)]
     rows = [hook.cpp for hook in variant.row_hooks.values()]
     words = re.findall(r"\w+", " ".join([cpp_hooks(variant, mask=mask), *limits, *rows]))
-    found = ["cute_attn/hook_functions.hpp"] if HEADER_FUNCTIONS.intersection(words) else []
-    return found + (["cute_attn/row_hooks.hpp"] if rows else [])
+    return ["cute_attn/hook_functions.hpp"] if HEADER_FUNCTIONS.intersection(words) else []
 
 
 def cpp_limit(limit: Limit | None) -> str | None:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cute_attn import ampere, hopper
-from cute_attn.codegen.row_hooks import turns_bytes
+from cute_attn.codegen.row_hooks import is_heavy, turns_bytes
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
 from cute_attn.scheduler import Geometry
@@ -240,10 +240,16 @@ def default_tile(
         return hopper.default_tile(
             head_dim_qk, head_dim_vo, loader, variant, rows=rows, page_size=page_size, long=long
         )
-    turns = turns_bytes(variant, head_dim_qk, head_dim_vo)
+    dims = (head_dim_qk, head_dim_vo)
     try:
         return ampere.tiles(
-            arch, schedule, head_dim_qk, rows, tiles_per_sm=tiles_per_sm, turns=turns
+            arch,
+            schedule,
+            head_dim_qk,
+            rows,
+            tiles_per_sm=tiles_per_sm,
+            turns=turns_bytes(variant, *dims),
+            heavy=is_heavy(variant, *dims),
         )
     except ValueError:  # not in the table
         return None

@@ -109,7 +109,7 @@ def library(
     struct = "\n".join(x for x in cpp_struct(block).splitlines() if not x.startswith("#define AT"))
     struct = struct.replace("AT(", "offsetof(Params, ").replace("#undef AT", "")
     includes = "".join(f"#include <{header}>\n" for header in hook_headers(variant))
-    text = f"#include <cstddef>\n#include <cute_attn/elements.hpp>\n{includes}"
+    text = f"#include <cstddef>\n#include <cute_attn/row_hooks.hpp>\n{includes}"
     text += f"using namespace cute_attn;\n{struct}\n{cpp_hooks(variant)}\n{hooks.text}\n"
     text += re.sub(r"\{\{(\w+)\}\}", lambda m: values[m[1]], MAIN)
     for path, content in (

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cute_attn/elements.hpp>
+#include <cute_attn/opaque.hpp>
 #include <cute_attn/rope.hpp>
 
 namespace cute_attn {
@@ -208,13 +209,14 @@ struct RowUnit {
 //
 // place(row): the row's RowPlace. kConsecutive: positions of rows that follow each other do so too;
 // then a row's turns come from those of the thread's row before, by a complex multiplication.
-template <class Hook, class Layout, int kColumns, int kThreads, bool kConsecutive, class Params,
-          class Element, class TurnsOf, class Place>
+// kCompact: what is the same for all rows is read again, for registers that are scarce.
+template <class Hook, class Layout, int kColumns, int kThreads, bool kConsecutive,
+          bool kCompact = false, class Params, class Element, class TurnsOf, class Place>
 CUTE_DEVICE void transform_rows(Params const& params, Element* tile, int rows, int thread,
                                 TurnsOf const& turns, Place place) {
   using Share = RowShare<kColumns, kThreads>;
   constexpr bool kByStrides = kConsecutive && Hook::kTurns && Hook::kFollows;
-  RowUnit<Hook, kColumns> const own(thread % Share::kLanes);
+  RowUnit<Hook, kColumns> own(thread % Share::kLanes);
   int const first_row = thread / Share::kLanes;
   bool const has_unit = Share::kUnits == Share::kLanes || own.unit < Share::kUnits;
   float2 turn[8], stride[8];
@@ -223,12 +225,13 @@ CUTE_DEVICE void transform_rows(Params const& params, Element* tile, int rows, i
       RowPlace const at = place(first_row);
       turns.at(own.unit, Hook::position_of(params, at), turn);
       CUTE_UNROLL
-      for (int e = 0; e < 8; ++e) stride[e] = turns.stride[turns.place(own.unit, e)];
+      for (int e = 0; e < 8 && !kCompact; ++e) stride[e] = turns.stride[turns.place(own.unit, e)];
     }
   }
 #pragma unroll 1
   for (int begin = 0; begin < rows; begin += Share::kRows) {
     int const row = begin + first_row;
+    if constexpr (kCompact) own.unit = static_cast<int>(opaque(static_cast<unsigned>(own.unit)));
     bool const valid = has_unit && row < rows;
     RowPlace const at = place(row);
     uint4* piece[2];
@@ -269,8 +272,8 @@ CUTE_DEVICE void transform_rows(Params const& params, Element* tile, int rows, i
       CUTE_UNROLL
       for (int e = 0; e < 8; ++e) {
         float2 const now = turn[e];
-        turn[e] = {now.x * stride[e].x - now.y * stride[e].y,
-                   now.y * stride[e].x + now.x * stride[e].y};
+        float2 const by = kCompact ? turns.stride[turns.place(own.unit, e)] : stride[e];
+        turn[e] = {now.x * by.x - now.y * by.y, now.y * by.x + now.x * by.y};
       }
     }
   }

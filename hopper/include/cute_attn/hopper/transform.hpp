@@ -50,11 +50,20 @@ CUTE_DEVICE void hand_over(FullBarrier& full) {
   if (threadIdx.x % 32 == 0) full.arrive();
 }
 
+// The turns of a hook's pairs, by the transformers together.
+template <int kColumns, class Params, class TurnsOf>
+CUTE_DEVICE void fill_turns(Params const& params, TurnsOf& turns, int thread) {
+  turns.fill(params, RowShare<kColumns, 128>::kRows, thread, 128);
+  cutlass::arch::NamedBarrier::sync(128, kTransformers);
+}
+
 // Initialises barriers of what has landed, by one thread, before init_barriers: how many arrive.
-template <int kStages, class Barrier>
-CUTE_DEVICE void init_copied(Barrier (&copied)[kStages], int arrivals) {
+CUTE_DEVICE void init_copied() {}
+template <int kStages, class Barrier, class... Others>
+CUTE_DEVICE void init_copied(Barrier (&copied)[kStages], int arrivals, Others&&... others) {
   CUTE_UNROLL
   for (int i = 0; i < kStages; ++i) copied[i].init(arrivals);
+  init_copied(others...);
 }
 
 }  // namespace cute_attn
