@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cute_attn.variants import Hook, Scalar, Variant
 from cute_attn.variants.row_printer import RowFunctions, as_statements, row_functions
@@ -50,6 +51,7 @@ class RowHooks:
         return bool(self.roles)
 
 
+@lru_cache(maxsize=64)
 def row_hooks(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> RowHooks:
     """The hooks of rows of a kernel for such head dims."""
     structs: list[str] = []
@@ -103,6 +105,7 @@ def turns_bytes(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> int:
     return total
 
 
+@lru_cache(maxsize=64)
 def is_heavy(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> bool:
     """Whether a hook of rows takes more registers than turning all of its pairs: some elements are
     in no pair, or there are sums over the row before pairs."""
