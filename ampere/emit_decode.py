@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from cute_attn.ampere.common import constants, includes, kernel
 from cute_attn.ampere.tiles import WARP_KEYS
+from cute_attn.codegen.row_hooks import is_heavy
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec
 
@@ -16,6 +17,7 @@ def emit_decode(spec: KernelSpec) -> GeneratedKernel:
     tile = spec.tile
     warps = tile.threads // 32
     compact = tile.q * spec.head_dim_qk >= 4096
+    heavy = is_heavy(spec.variant, spec.head_dim_qk, spec.head_dim_vo)
     return kernel(
         spec,
         "decode.cu.jinja",
@@ -46,7 +48,7 @@ def emit_decode(spec: KernelSpec) -> GeneratedKernel:
             "copy_keys": "kWarpKeys",
             # Output and queries of 16 rows of 256 columns leave few registers.
             "pages": "CompactBlockPages" if compact else "BlockPages",
-            "compact": ", true" if compact else "",
+            "compact": ", true" if compact or heavy else "",
             "copy_threads": "32",
             "copy_thread": "opaque(threadIdx.x) % 32",
         },

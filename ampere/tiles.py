@@ -28,6 +28,9 @@ _BLOCK_RESERVED = 1024
 _OTHER_REGISTERS = 40
 """Addresses, loop state, row maxima and sums: what the kernels use beside their fragments."""
 
+_HEAVY_REGISTERS = 56
+"""What hooks of rows take beside them, if they are heavy: with less, 8 to 300 bytes spill."""
+
 # Shared memory of a block, and of an SM, in bytes (CUDA programming guide, compute capabilities).
 _BLOCK_SMEM = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10}
 _SM_SMEM = {"sm_80": 164 << 10, "sm_86": 100 << 10, "sm_89": 100 << 10, "sm_90": 228 << 10}
@@ -174,17 +177,24 @@ def tiles(
     """
     tile = tile_row(arch, schedule, head_dim).tile
     if schedule != DECODE:
-        if heavy and register_budget(schedule, tile, head_dim).total > 240:  # of 255
-            tile = replace(tile, kv=tile.kv - 16)  # else up to 190 bytes spill
-        while turns and not _fits(arch, schedule, tile, head_dim, turns) and tile.kv > 16:
-            tile = replace(tile, kv=tile.kv - 16)
+        step = max(16, tile.threads // 8)  # rows that are copied at once
+        if heavy and register_budget(schedule, tile, head_dim).total > 200:
+            tile = replace(tile, kv=tile.kv - step)  # of 255; else up to 190 bytes spill
+        while turns and not _fits(arch, schedule, tile, head_dim, turns) and tile.kv > step:
+            tile = replace(tile, kv=tile.kv - step)
         return tile
     for most, row in _FEW_TILES_ROWS.get((arch, head_dim), {}).items():
-        if tiles_per_sm is not None and tiles_per_sm <= most:
+        if tiles_per_sm is not None and tiles_per_sm <= most and not heavy:
             tile = row.tile
             break
     if rows is not None:
         tile = replace(tile, q=decode_rows(rows))
+    need = register_budget(schedule, tile, head_dim).total + _HEAVY_REGISTERS
+    while heavy and need > register_limit(tile) and tile.blocks_per_sm > 1:
+        # Two blocks of three stages rather than three of two: as many bytes in flight.
+        tile = replace(tile, blocks_per_sm=tile.blocks_per_sm - 1, stages=tile.stages + 1)
+    if heavy and need > register_limit(tile):  # sixteen rows of 256 columns
+        tile = replace(tile, q=min(DECODE_ROWS))
     if turns and not _fits(arch, schedule, tile, head_dim, turns) and tile.stages > 2:
         tile = replace(tile, stages=tile.stages - 1)
     return tile
