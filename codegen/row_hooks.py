@@ -106,14 +106,21 @@ def turns_bytes(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> int:
 
 
 @lru_cache(maxsize=64)
+def sums_before_pairs(variant: Variant) -> bool:
+    """Whether a hook sums over the row and mixes pairs: it then needs weights and turns at once."""
+    functions = [_functions(hook) for hook in variant.row_hooks.values()]
+    return any(f.pairing is not None and f.sums > 0 for f in functions)
+
+
+@lru_cache(maxsize=64)
 def is_heavy(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> bool:
     """Whether a hook of rows takes more registers than turning all of its pairs: some elements are
     in no pair, or there are sums over the row before pairs."""
+    if sums_before_pairs(variant):
+        return True
     for role, hook in variant.row_hooks.items():
-        functions = _functions(hook)
         columns = head_dim_vo if role == "value" else head_dim_qk
-        partly = _paired(functions, columns) < columns
-        if functions.pairing is not None and (functions.sums or partly):
+        if 0 < _paired(_functions(hook), columns) < columns:
             return True
     return False
 

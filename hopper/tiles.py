@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from cute_attn.codegen.row_hooks import is_heavy, turns_bytes
+from cute_attn.codegen.row_hooks import sums_before_pairs, turns_bytes
 from cute_attn.codegen.smem_tile import SmemTile, padded_columns
 from cute_attn.codegen.spec import Tile
 from cute_attn.variants import Variant
@@ -140,10 +140,10 @@ _HOOK_KV = {
 # what shared memory then holds.
 _ROWS_KV = {(192, 128): 96, (192, 192): 80}
 # 40 + 72 + 2 * 200: cosine, sine and their strides of eight pairs are 32 registers. Rows that are
-# partly in pairs, or summed over before their pairs are turned, spill with 72: 104.
+# summed over before their pairs are turned spill up to 150 bytes with 72, 120 with 88: 104.
 _ROWS = replace(_TWO_Q_TILES, threads=512, consumer_registers=200)
 _ROWS_HEAVY = replace(_ROWS, consumer_registers=184)
-# Registers beside the fragments, with hooks of scores and for heavy rows: of 44 some spill.
+# Registers beside the fragments, with hooks of scores and for such rows: of 44 some spill.
 HOOK_REGISTERS = 52
 _HEAVY_REGISTERS = 48
 
@@ -155,7 +155,7 @@ def _with_rows(dims: tuple[int, int], variant: Variant, *, few: bool, hooks: boo
         tile = replace(_FEW_ROWS_TABLE[dims], threads=384, stages=stages)
         tile = replace(tile, q_stages=2, q_in_registers=False)
     else:
-        tile = _ROWS_HEAVY if is_heavy(variant, *dims) else _ROWS
+        tile = _ROWS_HEAVY if sums_before_pairs(variant) else _ROWS
         tile = replace(tile, kv=_ROWS_KV.get(dims, tile.kv))
     heavy = tile.consumer_registers == _ROWS_HEAVY.consumer_registers
     need = HOOK_REGISTERS if hooks else _HEAVY_REGISTERS if heavy else MASK_REGISTERS

@@ -192,7 +192,7 @@ def test_shown_with_operations_per_element_and_pair() -> None:
     shown = (causal() & qk_norm() & rope()).show()
     assert "query(x, b, h, pos): norm of queries, then rope" in shown
     assert "cosine(pos, %" in shown
-    assert "// first\n" in shown and "x * cosine - second * " in shown
+    assert "// first\n" in shown and "x_ * cosine - second * " in shown
     assert "operations per element: 4 FP32, 2 INT, 1 LOAD" in shown
     assert "operations per pair: 8 FP32, 2 MUFU, 4 INT" in shown
     assert "operations per row: 2 FP32, 2 MUFU" in shown

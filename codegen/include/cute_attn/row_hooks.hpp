@@ -216,6 +216,7 @@ CUTE_DEVICE void transform_rows(Params const& params, Element* tile, int rows, i
                                 TurnsOf const& turns, Place place) {
   using Share = RowShare<kColumns, kThreads>;
   constexpr bool kByStrides = kConsecutive && Hook::kTurns && Hook::kFollows;
+  thread = static_cast<int>(opaque(static_cast<unsigned>(thread)));  // kept for no later call
   RowUnit<Hook, kColumns> own(thread % Share::kLanes);
   int const first_row = thread / Share::kLanes;
   bool const has_unit = Share::kUnits == Share::kLanes || own.unit < Share::kUnits;

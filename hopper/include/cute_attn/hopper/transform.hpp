@@ -36,8 +36,8 @@ struct ItemRows {
 };
 
 // Waits until copies have landed.
-CUTE_DEVICE void await_copies(FullBarrier& copied, uint32_t parity) {
-  copied.wait(parity);
+CUTE_DEVICE void await_copies(FullBarrier& full, uint32_t parity) {
+  full.wait(parity);
   compiler_fence();
 }
 
