@@ -10,9 +10,9 @@ from cute_attn.codegen.attention_params import attention_params
 from cute_attn.codegen.hooks import cpp_hooks, hook_headers, number_lines
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
-from cute_attn.codegen.row_hooks import row_hooks, turns_bytes
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, has_dependent_launch
+from cute_attn.codegen.vector_hooks import turns_bytes, vector_hooks
 
 _HERE = Path(__file__).parent
 
@@ -29,7 +29,7 @@ def kernel(
         fused_merge=spec.fuses_merge,
         beside=spec.runs_beside,
     )
-    rows = row_hooks(spec.variant, spec.head_dim_qk, spec.head_dim_vo)
+    vectors = vector_hooks(spec.variant, spec.head_dim_qk, spec.head_dim_vo)
     smem = smem_bytes(spec.schedule, spec.tile, spec.head_dim_qk, turns=spec_turns(spec))
     band = spec.variant.band
     hooks = cpp_hooks(spec.variant)
@@ -41,9 +41,9 @@ def kernel(
         element=spec.dtype,
         paged=spec.loader == "paged",
         params_struct=cpp_struct(params),
-        hooks="\n\n".join(filter(None, [hooks, rows.text])),
-        rows=rows,
-        turns_of=lambda role: f"smem.{rows.turns[role]}" if rows.turns[role] else "NoTurns()",
+        hooks="\n\n".join(filter(None, [hooks, vectors.text])),
+        vectors=vectors,
+        turns_of=lambda role: f"smem.{vectors.turns[role]}" if vectors.turns[role] else "NoTurns()",
         smem_bytes=smem,
         dependent_launch=dependent_launch,
         band_left=band.left is not None,
@@ -67,7 +67,7 @@ def kernel(
 
 
 def spec_turns(spec: KernelSpec) -> int:
-    """Shared memory, in bytes, for the turns of a spec's hooks of rows."""
+    """Shared memory, in bytes, for the turns of a spec's vector hooks."""
     return turns_bytes(spec.variant, spec.head_dim_qk, spec.head_dim_vo)
 
 
@@ -87,7 +87,7 @@ def includes(spec: KernelSpec) -> list[str]:
         *fused,
         *fixed,
         *hook_headers(spec.variant),
-        *(["cute_attn/row_hooks.hpp"] if spec.variant.row_hooks else []),
+        *(["cute_attn/vector_hooks.hpp"] if spec.variant.vector_hooks else []),
     ]
     return sorted(headers)
 

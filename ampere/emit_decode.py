@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from cute_attn.ampere.common import constants, includes, kernel
 from cute_attn.ampere.tiles import WARP_KEYS
-from cute_attn.codegen.row_hooks import is_heavy
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec
+from cute_attn.codegen.vector_hooks import is_heavy
 
 
 def emit_decode(spec: KernelSpec) -> GeneratedKernel:

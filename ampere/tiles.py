@@ -29,7 +29,7 @@ _OTHER_REGISTERS = 40
 """Addresses, loop state, row maxima and sums: what the kernels use beside their fragments."""
 
 _HEAVY_REGISTERS = 56
-"""What hooks of rows take beside them, if they are heavy: with less, 8 to 300 bytes spill."""
+"""What vector hooks take beside them, if they are heavy: with less, 8 to 300 bytes spill."""
 
 # Shared memory of a block, and of an SM, in bytes (CUDA programming guide, compute capabilities).
 _BLOCK_SMEM = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10}
@@ -173,7 +173,7 @@ def tiles(
         tiles_per_sm: query tiles that an SM gets, rounded up: few take another decode tile on some
             architectures. None: many.
         turns: see `smem_bytes`; tiles that fill the shared memory of an SM give way to them.
-        heavy: a hook of rows takes many registers (`codegen.row_hooks.is_heavy`).
+        heavy: a vector hook takes many registers (`codegen.vector_hooks.is_heavy`).
     """
     tile = tile_row(arch, schedule, head_dim).tile
     if schedule != DECODE:
@@ -231,7 +231,7 @@ def state_bytes(tile: Tile, head_dim: int) -> int:
 
 def smem_bytes(schedule: str, tile: Tile, head_dim: int, *, turns: int = 0) -> int:
     """Shared memory of a block: the query tile and the ring; for decode, each warp's ring or
-    state; and `turns` bytes of a variant's hooks of rows."""
+    state; and `turns` bytes of a variant's vector hooks."""
     if schedule == DECODE:
         ring = 2 * tile.stages * WARP_KEYS * head_dim * _ELEMENT_BYTES
         return tile.threads // 32 * max(ring, state_bytes(tile, head_dim)) + _WORK_BYTES + turns

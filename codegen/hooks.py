@@ -41,10 +41,10 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
 
 def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
     """Headers that `cpp_hooks` and the limits of the band need, beside softmax.hpp and
-    row_hooks.hpp."""
+    vector_hooks.hpp."""
     limits = [cpp_limit(x) or "" for x in (variant.band.left, variant.band.right)]
-    rows = [hook.cpp for hook in variant.row_hooks.values()]
-    words = re.findall(r"\w+", " ".join([cpp_hooks(variant, mask=mask), *limits, *rows]))
+    vectors = [hook.cpp for hook in variant.vector_hooks.values()]
+    words = re.findall(r"\w+", " ".join([cpp_hooks(variant, mask=mask), *limits, *vectors]))
     return ["cute_attn/hook_functions.hpp"] if HEADER_FUNCTIONS.intersection(words) else []
 
 

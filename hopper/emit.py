@@ -12,9 +12,9 @@ from cute_attn.codegen.attention_params import attention_params
 from cute_attn.codegen.hooks import cpp_hooks, cpp_limit, hook_headers, number_lines
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
-from cute_attn.codegen.row_hooks import row_hooks, row_reasons
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
+from cute_attn.codegen.vector_hooks import vector_hooks, vector_reasons
 from cute_attn.hopper import tiles
 from cute_attn.hopper.delays import expand, with_delays
 
@@ -37,8 +37,8 @@ def supports(spec: KernelSpec) -> list[str]:
         known = ", ".join(str(d) for d in tiles.head_dims())
         reasons.append(f"(head_dim_qk, head_dim_vo) is {dims}; known: {known}")
         return reasons
-    if of_rows := row_reasons(spec.variant, *dims):
-        return reasons + of_rows
+    if of_vectors := vector_reasons(spec.variant, *dims):
+        return reasons + of_vectors
     return reasons + tiles.tile_reasons(spec.tile, *dims, spec.variant)
 
 
@@ -109,10 +109,10 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     tile, variant = spec.tile, spec.variant
     element, mma_type = _ELEMENTS[spec.dtype]
     params = params_of(spec)
-    rows = row_hooks(variant, spec.head_dim_qk, spec.head_dim_vo)
+    vectors = vector_hooks(variant, spec.head_dim_qk, spec.head_dim_vo)
     hooks = cpp_hooks(variant, mask=not variant.band_is_mask)
-    copied = [("q_copied", "kStagesQ")] if rows else []
-    copied += [(f"{x}_copied", "kStages") for x, role in _ROLE_OF.items() if role in rows.roles]
+    copied = [("q_copied", "kStagesQ")] if vectors else []
+    copied += [(f"{x}_copied", "kStages") for x, role in _ROLE_OF.items() if role in vectors.roles]
     landed = {x: f"{x}_copied" if (f"{x}_copied", n) in copied else f"{x}_full"
               for x, n in (("q", "kStagesQ"), ("k", "kStages"), ("v", "kStages"))}  # fmt: skip
     gather, q_tma = spec.loader == "gather", q_by_tma(spec)
@@ -128,13 +128,13 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         smem_bytes=smem_bytes,
         smem_budget=f"Q {q_bytes}, K {k_bytes}, V {v_bytes}, barriers",
         params_struct=cpp_struct(params),
-        hooks="\n\n".join(filter(None, [hooks, rows.text])),
-        rows=rows,
-        row_words=_in_words(rows.roles),
-        turns_of=lambda role: f"smem.{rows.turns[role]}" if rows.turns[role] else "NoTurns()",
+        hooks="\n\n".join(filter(None, [hooks, vectors.text])),
+        vectors=vectors,
+        vector_words=_in_words(vectors.roles),
+        turns_of=lambda role: f"smem.{vectors.turns[role]}" if vectors.turns[role] else "NoTurns()",
         copied=copied,
         landed=landed,
-        transformer_registers=tiles.transformer_registers(tile) if rows else 0,
+        transformer_registers=tiles.transformer_registers(tile) if vectors else 0,
         # Arrivals when Q, and K or V, have landed.
         arrivals_q=1 if q_tma else "kCopyThreads + 1" if gather else "kThreadsQ",
         arrivals_kv="kCopyThreads" if gather else 1,

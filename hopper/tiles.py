@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from cute_attn.codegen.row_hooks import sums_before_pairs, turns_bytes
 from cute_attn.codegen.smem_tile import SmemTile, padded_columns
 from cute_attn.codegen.spec import Tile
+from cute_attn.codegen.vector_hooks import sums_before_pairs, turns_bytes
 from cute_attn.variants import Variant
 
 SMEM_PER_BLOCK = 232_448  # bytes a block may use on sm_90
@@ -134,30 +134,30 @@ _HOOK_KV = {
 }
 
 
-# With hooks of rows there is another warpgroup, which passes K and Q through them in shared memory
+# With vector hooks there is another warpgroup, which passes K and Q through them in shared memory
 # and takes its registers from the consumers: threads of four warpgroups are launched with 512
 # together. Two Q tiles, so that an item's queries are transformed before it begins. Keys per block:
 # what shared memory then holds.
-_ROWS_KV = {(192, 128): 96, (192, 192): 80}
+_VECTORS_KV = {(192, 128): 96, (192, 192): 80}
 # 40 + 72 + 2 * 200: cosine, sine and their strides of eight pairs are 32 registers. Rows that are
 # summed over before their pairs are turned spill up to 150 bytes with 72, 120 with 88: 104.
-_ROWS = replace(_TWO_Q_TILES, threads=512, consumer_registers=200)
-_ROWS_HEAVY = replace(_ROWS, consumer_registers=184)
+_VECTORS = replace(_TWO_Q_TILES, threads=512, consumer_registers=200)
+_VECTORS_HEAVY = replace(_VECTORS, consumer_registers=184)
 # Registers beside the fragments, with hooks of scores and for such rows: of 44 some spill.
 HOOK_REGISTERS = 52
 _HEAVY_REGISTERS = 48
 
 
-def _with_rows(dims: tuple[int, int], variant: Variant, *, few: bool, hooks: bool) -> Tile:
-    """The row of kernels with hooks of rows."""
+def _with_vectors(dims: tuple[int, int], variant: Variant, *, few: bool, hooks: bool) -> Tile:
+    """The row of kernels with vector hooks."""
     if few or dims == (256, 256):  # of 512 threads none can hold an output of 256 columns
         stages = 2 if dims == (256, 256) else _FEW_ROWS_TABLE[dims].stages
         tile = replace(_FEW_ROWS_TABLE[dims], threads=384, stages=stages)
         tile = replace(tile, q_stages=2, q_in_registers=False)
     else:
-        tile = _ROWS_HEAVY if sums_before_pairs(variant) else _ROWS
-        tile = replace(tile, kv=_ROWS_KV.get(dims, tile.kv))
-    heavy = tile.consumer_registers == _ROWS_HEAVY.consumer_registers
+        tile = _VECTORS_HEAVY if sums_before_pairs(variant) else _VECTORS
+        tile = replace(tile, kv=_VECTORS_KV.get(dims, tile.kv))
+    heavy = tile.consumer_registers == _VECTORS_HEAVY.consumer_registers
     need = HOOK_REGISTERS if hooks else _HEAVY_REGISTERS if heavy else MASK_REGISTERS
     while fragment_registers(tile, *dims) + need > tile.consumer_registers and tile.kv > 32:
         tile = replace(tile, kv=tile.kv - 16)
@@ -212,9 +212,9 @@ def default_tile(
         return None
     masked = variant is not None and bool(variant.mask)
     hooks = variant is not None and bool(variant.logits or not variant.band_is_mask)
-    if variant is not None and variant.row_hooks:
+    if variant is not None and variant.vector_hooks:
         few = rows is not None and rows <= FEW_ROWS
-        return _with_rows(dims, variant, few=few, hooks=hooks)
+        return _with_vectors(dims, variant, few=few, hooks=hooks)
     if rows is not None and rows <= FEW_ROWS:
         tile = _FEW_ROWS_TABLE[dims]
         if not long and dims == (256, 256):
@@ -273,7 +273,7 @@ def smem_bytes(
 
 def consumers(tile: Tile, variant: Variant | None = None) -> int:
     """Consumer warpgroups: the others are the producer, and one that transforms rows."""
-    return tile.threads // 128 - (2 if variant is not None and variant.row_hooks else 1)
+    return tile.threads // 128 - (2 if variant is not None and variant.vector_hooks else 1)
 
 
 def transformer_registers(tile: Tile) -> int:
@@ -309,7 +309,7 @@ def tile_reasons(
     if tile.threads % 128 or number < 1 or tile.q != 64 * number:
         reasons.append(
             f"tile.q is {tile.q} and threads {tile.threads}: a consumer warpgroup of 128 threads"
-            " owns 64 query rows, one more produces, and with hooks of rows one transforms"
+            " owns 64 query rows, one more produces, and with vector hooks one transforms"
         )
     if tile.kv % 16 or not 16 <= tile.kv <= 256:
         reasons.append(f"tile.kv is {tile.kv}; wgmma takes multiples of 16 from 16 to 256")
@@ -324,7 +324,7 @@ def tile_reasons(
     # ever. A block is launched with what the launch bounds leave each thread, in steps of 8.
     pool = tile.threads * (REGISTERS_PER_SM // (tile.threads * tile.blocks_per_sm) // 8 * 8)
     registers = 128 * (tile.producer_registers + number * tile.consumer_registers)
-    if variant is not None and variant.row_hooks:
+    if variant is not None and variant.vector_hooks:
         registers += 128 * max(transformer_registers(tile), 24)
     if registers > pool:
         reasons.append(f"{registers} registers after setmaxnreg; the block is launched with {pool}")

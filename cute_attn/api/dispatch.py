@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cute_attn import ampere, hopper
-from cute_attn.codegen.row_hooks import is_heavy, turns_bytes
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
+from cute_attn.codegen.vector_hooks import is_heavy, turns_bytes
 from cute_attn.scheduler import Geometry
 from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
 

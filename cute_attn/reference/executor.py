@@ -173,7 +173,7 @@ class _Run:
 
     def _through(self, role: str, rows: Array, batch: int, head: Any, pos: Array) -> Array:
         """(rows, head_dim) through the variant's hook, if it has one."""
-        hook = self.variant.row_hooks.get(role)
+        hook = self.variant.vector_hooks.get(role)
         if hook is None:
             return rows
         return np.asarray(hook(rows, batch, head, pos, **self.parameters))

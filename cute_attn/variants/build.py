@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cute_attn.variants.expression import (
-    ROW_OPERATIONS,
+    VECTOR_OPERATIONS,
     Constant,
     Expression,
     constant,
@@ -140,7 +140,7 @@ def _folded(name: str, args: tuple[Expression, ...], kind: str) -> Expression:
 
 
 def member(x: Expression, number: int, pairing: Any) -> Expression:
-    """The first (0) or second (1) element of the pairs (`rows.Pairing`) of a row."""
+    """The first (0) or second (1) element of the pairs (`vectors.Pairing`) of a row."""
     if x.op == "join" and x.value == pairing:
         return x.args[number]
     return node(("first", "second")[number], (x,), x.kind, pairing)
@@ -154,7 +154,7 @@ def rebuild(old: Expression, args: tuple[Expression, ...]) -> Expression:
         return convert(args[0], old.kind)
     if old.op in ("first", "second"):
         return member(args[0], int(old.op == "second"), old.value)
-    if old.op in ROW_OPERATIONS:
+    if old.op in VECTOR_OPERATIONS:
         return node(old.op, args, old.kind, old.value)
     return operate(old.op, *args)
 

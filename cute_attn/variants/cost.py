@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 from cute_attn.variants.expression import Expression
 from cute_attn.variants.operations import FP32, INT, MUFU, OPERATIONS
-from cute_attn.variants.rows import ELEMENT, PAIR, ROW, levels
+from cute_attn.variants.vectors import ELEMENT, PAIR, ROW, levels
 
 LOAD = "LOAD"
 CLASSES = (FP32, MUFU, INT, LOAD)
 OFTEN = ("score", "row", "launch")
 """Per score; per query row and head, where a value does not depend on the key; per launch."""
-OFTEN_IN_ROWS = ("element", "pair", "row", "launch")
-"""Of hooks of rows: per element, per pair of elements, per row; per launch (and pair, element)."""
+OFTEN_IN_VECTORS = ("element", "pair", "row", "launch")
+"""Of vector hooks: per element, per pair of elements, per row; per launch (and pair, element)."""
 
 _TURN = {MUFU: 1, FP32: 1, INT: 2}
 """Of a cosine or a sine: half of an angle, and a function. Keys that follow each other take most of
@@ -34,9 +34,9 @@ def operations(root: Expression) -> dict[str, Counter[str]]:
     return total
 
 
-def row_operations(root: Expression) -> dict[str, Counter[str]]:
-    """The same of a hook of rows, for each of OFTEN_IN_ROWS."""
-    total: dict[str, Counter[str]] = {often: Counter() for often in OFTEN_IN_ROWS}
+def vector_operations(root: Expression) -> dict[str, Counter[str]]:
+    """The same of a vector hook, for each of OFTEN_IN_VECTORS."""
+    total: dict[str, Counter[str]] = {often: Counter() for often in OFTEN_IN_VECTORS}
     often_of = {ELEMENT: "element", PAIR: "pair", ROW: "row"}
     for node, level in levels(root).items():
         if node.is_leaf or node.op in ("first", "second", "join"):

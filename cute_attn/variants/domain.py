@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import numpy as np
 
 from cute_attn.variants import interval
-from cute_attn.variants.expression import ARGUMENTS, ROW_OPERATIONS, Expression
+from cute_attn.variants.expression import ARGUMENTS, VECTOR_OPERATIONS, Expression
 from cute_attn.variants.interval import INT_MAX, INT_MIN, WHOLE, Interval
 from cute_attn.variants.operations import OPERATIONS
 
@@ -67,7 +67,7 @@ def _bounds_of(
         return known.get(str(node.value), (INT_MIN, INT_MAX) if node.kind == "i32" else WHOLE)
     if node.op == "load":
         return {"f32": WHOLE, "i32": (INT_MIN, INT_MAX), "bool": (0.0, 1.0)}[node.kind]
-    if node.op in ROW_OPERATIONS:
+    if node.op in VECTOR_OPERATIONS:
         return _bounds_across(node, found)
     operation = OPERATIONS[node.op]
     result = operation.interval(*(found[x] for x in node.args))

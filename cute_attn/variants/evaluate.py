@@ -1,6 +1,6 @@
 """Evaluates expressions with NumPy, vectorised: what the CPU executor runs.
 
-In a hook of rows, the last axis is that of the elements, or of the pairs; it is 1 for values of the
+In a vector hook, the last axis is that of the elements, or of the pairs; it is 1 for values of the
 row as a whole.
 """
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from cute_attn.variants.expression import ROW_OPERATIONS, Expression
+from cute_attn.variants.expression import VECTOR_OPERATIONS, Expression
 from cute_attn.variants.operations import OPERATIONS
-from cute_attn.variants.rows import Pairing, across
+from cute_attn.variants.vectors import Pairing, across
 
 
 def evaluate(root: Expression, values: Mapping[str, Any], dtype: Any = np.float32) -> Any:
@@ -35,8 +35,8 @@ def evaluate(root: Expression, values: Mapping[str, Any], dtype: Any = np.float3
     return found[root]
 
 
-def evaluate_row(root: Expression, values: Mapping[str, Any], dtype: Any = np.float32) -> Any:
-    """The value of a hook of rows.
+def evaluate_vector(root: Expression, values: Mapping[str, Any], dtype: Any = np.float32) -> Any:
+    """The value of a vector hook.
 
     Args:
         root: the expression.
@@ -75,7 +75,7 @@ def _value(
         # The angle in float64, as kernels have it exactly.
         angle = np.asarray(args[0]) * evaluate(node.args[1], values, np.float64)
         return np.asarray(getattr(np, node.op[:3])(angle), dtype)
-    if node.op in ROW_OPERATIONS:
+    if node.op in VECTOR_OPERATIONS:
         return _across(node.op, node.value, args, int(values["head_dim"]))
     if node.op == "to_f32":
         return np.asarray(args[0]).astype(dtype)[()]

@@ -14,15 +14,15 @@ from weakref import WeakValueDictionary
 KINDS = ("bool", "i32", "f32")
 ARGUMENTS = {"score": "f32", "b": "i32", "h": "i32", "q_idx": "i32", "kv_idx": "i32"}
 """What hooks of a score are functions of, and the kind of each."""
-ROW_ARGUMENTS = {
+VECTOR_ARGUMENTS = {
     "x": "f32", "pos": "i32", "index": "i32", "pair": "i32", "head_dim": "i32",
     "first": "f32", "second": "f32", "cosine": "f32", "sine": "f32",
 }  # fmt: skip
 """What hooks of a row read beside b and h: an element, the row's position, the element's index, the
 number of a pair, the length of the row; and what kernels hand over for a pair."""
 
-ROW_OPERATIONS = ("first", "second", "join", "sum", "cosine", "sine")
-"""Operations on rows: see `rows`."""
+VECTOR_OPERATIONS = ("first", "second", "join", "sum", "cosine", "sine")
+"""Operations on rows: see `vectors`."""
 
 Constant = bool | int | float
 
@@ -32,7 +32,7 @@ class Expression:
 
     Attributes:
         op: "constant", "argument", "scalar", "load" (an element of a tensor), the name of a row of
-            `operations.OPERATIONS` or of `ROW_OPERATIONS`.
+            `operations.OPERATIONS` or of `VECTOR_OPERATIONS`.
         args: operands; of a load the indices.
         kind: "bool", "i32" or "f32".
         value: of a constant the number, of an argument, scalar or load the name, of an operation on
@@ -123,7 +123,7 @@ def constant(value: Constant) -> Expression:
 
 def argument(name: str) -> Expression:
     """A hook's argument."""
-    return node("argument", (), {**ROW_ARGUMENTS, **ARGUMENTS}[name], name)
+    return node("argument", (), {**VECTOR_ARGUMENTS, **ARGUMENTS}[name], name)
 
 
 def scalar(name: str, kind: str) -> Expression:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cute_attn.variants.library import clamp
-from cute_attn.variants.rows import turn
 from cute_attn.variants.traced import Traced, apply
+from cute_attn.variants.vectors import turn
 
 __all__ = [
     "abs", "ceil", "clamp", "cos", "erf", "exp", "exp2", "floor", "log", "log2", "maximum",

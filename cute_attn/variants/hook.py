@@ -113,7 +113,7 @@ def both(a: Hook | None, b: Hook | None) -> Hook | None:
 
 
 def one_after_the_other(a: Hook | None, b: Hook | None) -> Hook | None:
-    """The hook of rows that does `a`, then `b`.
+    """The vector hook that does `a`, then `b`.
 
     Raises:
         ValueError: one is C++ text, or together they do more across elements than one hook can.

@@ -8,7 +8,7 @@ from cute_attn.variants.domain import bounds
 from cute_attn.variants.expression import Expression, argument
 from cute_attn.variants.interval import Interval, add, mul
 from cute_attn.variants.polynomial import Polynomial, polynomial
-from cute_attn.variants.program import ROW_ROLES, Program
+from cute_attn.variants.program import VECTOR_ROLES, Program
 
 _Q, _KV = (argument("q_idx"),), (argument("kv_idx"),)
 
@@ -51,10 +51,10 @@ def of_role(role: str, leaves: Mapping[str, Interval]) -> Mapping[str, Interval]
 
     Args:
         role: of the hook.
-        leaves: bounds of b, h, q_idx and kv_idx; for hooks of rows also of "kv_head" (KV heads),
+        leaves: bounds of b, h, q_idx and kv_idx; for vector hooks also of "kv_head" (KV heads),
             "head_dim_qk" and "head_dim_vo".
     """
-    if role not in ROW_ROLES:
+    if role not in VECTOR_ROLES:
         return leaves
     own = dict(leaves)
     head_dim = own["head_dim_vo" if role == "value" else "head_dim_qk"]

@@ -15,16 +15,16 @@ import numpy as np
 from cute_attn.variants.build import convert, substitute
 from cute_attn.variants.domain import bounds, scalars_between
 from cute_attn.variants.errors import Place, trace_error
-from cute_attn.variants.evaluate import evaluate, evaluate_row
-from cute_attn.variants.expression import ROW_ARGUMENTS, Expression, argument, scalar
+from cute_attn.variants.evaluate import evaluate, evaluate_vector
+from cute_attn.variants.expression import VECTOR_ARGUMENTS, Expression, argument, scalar
 from cute_attn.variants.interval import Interval
 from cute_attn.variants.parameters import Parameter, join, scalars_of
 from cute_attn.variants.printer import cpp_body
-from cute_attn.variants.row_printer import row_functions
-from cute_attn.variants.rows import PAIR, Row, across, levels
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.traced import Traced, lift
 from cute_attn.variants.traced_tensor import TracedTensor, recording
+from cute_attn.variants.vector_printer import vector_functions
+from cute_attn.variants.vectors import PAIR, Row, across, levels
 
 _ROW = ("x", "b", "h", "pos")
 ROLES = {
@@ -35,7 +35,7 @@ ROLES = {
     "value": _ROW,
 }
 """Arguments of each hook."""
-ROW_ROLES = ("query", "key", "value")
+VECTOR_ROLES = ("query", "key", "value")
 """Hooks that are functions of whole rows."""
 
 _KINDS = {"int": "i32", "i32": "i32", "float": "f32", "f32": "f32"}
@@ -80,8 +80,8 @@ class Program:
         each function that it consists of.
         """
         with self.scalars_known():
-            if self.role in ROW_ROLES:
-                return row_functions(self.result, self.names).text
+            if self.role in VECTOR_ROLES:
+                return vector_functions(self.result, self.names).text
             return cpp_body(self.result, self.names)
 
     def __call__(self, *arguments: Any, **parameters: Any) -> Any:
@@ -93,8 +93,8 @@ class Program:
         values: dict[str, Any] = dict(zip(ROLES[self.role], arguments, strict=True))
         if self.role == "mask":
             return evaluate(self.result, {**values, **parameters})
-        if self.role in ROW_ROLES:
-            return evaluate_row(
+        if self.role in VECTOR_ROLES:
+            return evaluate_vector(
                 self.result, {**values, **parameters}, np.asarray(values["x"]).dtype
             )
         score = np.asarray(values["score"])
@@ -138,10 +138,10 @@ def trace(role: str, function: Callable[..., Any], declared: tuple[Parameter, ..
         raise trace_error(f"the mask function returns {result.kind}; it takes a truth value", place)
     if role != "mask":
         if result.kind == "bool":
-            what = "a row" if role in ROW_ROLES else "a score"
+            what = "a row" if role in VECTOR_ROLES else "a score"
             raise trace_error(f"the {role} function returns a truth value; it takes {what}", place)
         result = convert(result, "f32")
-    if role in ROW_ROLES:
+    if role in VECTOR_ROLES:
         _check_row(role, result, place)
     parameters = join(parameters, tuple(record.captured))
     extra = result.reads - {*ROLES[role], *_own_names(role)} - {p.name for p in parameters}
@@ -162,7 +162,7 @@ def trace(role: str, function: Callable[..., Any], declared: tuple[Parameter, ..
 
 def _own_names(role: str) -> frozenset[str]:
     """What programs of a role read beside its arguments."""
-    return frozenset(ROW_ARGUMENTS) if role in ROW_ROLES else frozenset()
+    return frozenset(VECTOR_ARGUMENTS) if role in VECTOR_ROLES else frozenset()
 
 
 def _check_names(
@@ -171,8 +171,8 @@ def _check_names(
     for p in parameters:
         if p.name in _own_names(role):
             raise trace_error(
-                f"the {role} function takes parameter {p.name!r}; rows' hooks have"
-                f" {', '.join(ROW_ARGUMENTS)} of their own",
+                f"the {role} function takes parameter {p.name!r}; vector hooks have"
+                f" {', '.join(VECTOR_ARGUMENTS)} of their own",
                 _place_of(function),
             )
 
@@ -187,7 +187,7 @@ def _check_row(role: str, result: Expression, place: Place | None) -> None:
 
 
 def composed(first: Program, then: Program) -> Program:
-    """The hook of rows that does one after the other.
+    """The vector hook that does one after the other.
 
     Raises:
         ValueError: together they do more across elements than one hook can.

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cute_attn.variants.band import Limit, as_expression
-from cute_attn.variants.cost import OFTEN, OFTEN_IN_ROWS, in_words, operations, row_operations
+from cute_attn.variants.cost import OFTEN, OFTEN_IN_VECTORS, in_words, operations, vector_operations
 from cute_attn.variants.expression import Expression
 from cute_attn.variants.hook import Hook
 from cute_attn.variants.printer import cpp_expression, literal
-from cute_attn.variants.program import ROLES, ROW_ROLES, Program
+from cute_attn.variants.program import ROLES, VECTOR_ROLES, Program
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.tensor import Tensor
 
@@ -74,9 +74,9 @@ def _hook(role: str, hook: Hook) -> Iterator[str]:
         body = part.cpp if part.has_statements else f"return {part.cpp.strip()};"
         yield from (f"    {line}" for line in body.split("\n"))
     if hook.program is not None:
-        of_rows = role in ROW_ROLES
-        counts = (row_operations if of_rows else operations)(hook.program.result)
-        for often in OFTEN_IN_ROWS if of_rows else OFTEN:
+        of_vectors = role in VECTOR_ROLES
+        counts = (vector_operations if of_vectors else operations)(hook.program.result)
+        for often in OFTEN_IN_VECTORS if of_vectors else OFTEN:
             if counts[often] or often in ("score", "element"):
                 yield f"  operations per {often}: {in_words(counts[often])}"
 

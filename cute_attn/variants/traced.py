@@ -285,7 +285,7 @@ def lift(x: Any) -> Expression:
 def apply(name: str, *operands: Any) -> Traced:
     """The operation `name` of operands; errors show the user's line."""
     args = [lift(x) for x in operands]
-    # What is computed from a row is one: see `rows.Row`.
+    # What is computed from a row is one: see `vectors.Row`.
     own = next(
         (type(x) for x in operands if isinstance(x, Traced) and type(x) is not Traced), Traced
     )

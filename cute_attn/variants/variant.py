@@ -5,7 +5,7 @@ indices into a tile:
 
     mask    (b, h, q_idx, kv_idx) -> bool           keep the score?
     logits  (score, b, h, q_idx, kv_idx) -> score   on the scaled score, before the mask
-    query   (x, b, h, pos) -> x                     on a row of head_dim elements, see `rows`;
+    query   (x, b, h, pos) -> x                     on a row of head_dim elements, see `vectors`;
     key     (x, b, h, pos) -> x                       h: the query head, or the KV head
     value   (x, b, h, pos) -> x
 """
@@ -24,11 +24,11 @@ from cute_attn.variants.band import Band
 from cute_attn.variants.hook import Hook, both, one_after_the_other, traced
 from cute_attn.variants.interval import Interval
 from cute_attn.variants.parameters import Parameter, join, scalars_of, tensors_of
-from cute_attn.variants.program import ROLES, ROW_ROLES
-from cute_attn.variants.rows import across
+from cute_attn.variants.program import ROLES, VECTOR_ROLES
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.show import show
 from cute_attn.variants.tensor import Tensor
+from cute_attn.variants.vectors import across
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -39,7 +39,7 @@ class Variant:
         name: goes into kernel names; a C identifier.
         mask: hook, or None: every key within the request is visible.
         logits: hook, or None: the scaled score is used as it is.
-        query, key, value: hooks of rows, or None: rows are used as they are.
+        query, key, value: vector hooks, or None: rows are used as they are.
         scalars: run-time numbers of the hooks.
         band: where keys can be visible at all.
         band_is_mask: True if the mask keeps everything inside the band, so that KV blocks that lie
@@ -77,7 +77,7 @@ class Variant:
             name: a C identifier.
             mask: Python function of (b, h, q_idx, kv_idx) and parameters, traced now, or a `Hook`.
             logits: the same of (score, b, h, q_idx, kv_idx).
-            query, key, value: Python functions of (x, b, h, pos), x a row: see `rows`.
+            query, key, value: Python functions of (x, b, h, pos), x a row: see `vectors`.
             params: scalars and tensors that the hooks read. Traced functions may also declare
                 scalars: a further parameter with a default number is one.
             band: of a mask in C++: where keys can be visible, by default everywhere. That of a
@@ -129,7 +129,7 @@ class Variant:
 
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        for name in ("tensors", *ROW_ROLES):
+        for name in ("tensors", *VECTOR_ROLES):
             if not shown[name]:
                 del shown[name]
         return f"Variant({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
@@ -140,13 +140,13 @@ class Variant:
         return {role: hook for role in ROLES if (hook := getattr(self, role)) is not None}
 
     @property
-    def row_hooks(self) -> dict[str, Hook]:
+    def vector_hooks(self) -> dict[str, Hook]:
         """Those of rows, by role: "query", "key", "value"."""
-        return {role: hook for role, hook in self.hooks.items() if role in ROW_ROLES}
+        return {role: hook for role, hook in self.hooks.items() if role in VECTOR_ROLES}
 
     def check_head_dims(self, head_dim_qk: int, head_dim_vo: int) -> None:
         """Raises ValueError if rows of so many elements have not the pairs that a hook takes."""
-        for role, hook in self.row_hooks.items():
+        for role, hook in self.vector_hooks.items():
             if hook.program is not None and (pairing := across(hook.program.result).pairing):
                 pairing.within(head_dim_vo if role == "value" else head_dim_qk)
 
@@ -278,7 +278,7 @@ class Variant:
         if mask is not None and mask.program is not None:
             bands = _bands(name, mask, parameters, None, None)
         hooks = {"mask": mask, "logits": self.logits or other.logits}
-        for role in ROW_ROLES:
+        for role in VECTOR_ROLES:
             try:
                 hooks[role] = one_after_the_other(getattr(self, role), getattr(other, role))
             except ValueError as error:
@@ -308,7 +308,7 @@ def _hook(
                     f"the {role} of variant {name!r} is hook {given.name!r}, which was traced as"
                     f" {part.program.role}"
                 )
-            if part.program is None and role in ROW_ROLES:
+            if part.program is None and role in VECTOR_ROLES:
                 raise ValueError(
                     f"the {role} of variant {name!r} is C++ text; it takes a function, to be traced"
                 )
@@ -316,7 +316,8 @@ def _hook(
     if not callable(given):
         raise TypeError(
             f"the {role} of variant {name!r} is a {type(given).__name__}; it takes a function of"
-            f" ({', '.join(ROLES[role])})" + ("" if role in ROW_ROLES else " or a Hook of C++ text")
+            f" ({', '.join(ROLES[role])})"
+            + ("" if role in VECTOR_ROLES else " or a Hook of C++ text")
         )
     return traced(role, given, parameters)
 

@@ -8,8 +8,8 @@ import pytest
 
 from cute_attn import ampere
 from cute_attn.ampere.tiles import register_limit
-from cute_attn.codegen.row_hooks import is_heavy, turns_bytes
 from cute_attn.codegen.spec import KernelSpec
+from cute_attn.codegen.vector_hooks import is_heavy, turns_bytes
 from cute_attn.runtime import CompiledKernel, CompileRequest, build_kernel, count_opcodes
 from cute_attn.variants import causal, full, qk_norm, rope, sliding_window, soft_cap, streaming_llm
 from tests.ampere.specs import ARCHS, HEAD_DIMS, SCHEDULES, even_keys, make_spec

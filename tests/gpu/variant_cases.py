@@ -311,7 +311,7 @@ CASES |= {
         ),
     )
 }  # fmt: skip
-"""Hooks of rows, with keys that lie in every way."""
+"""Vector hooks, with keys that lie in every way."""
 
 
 def page_size_of(name: str) -> int | None:

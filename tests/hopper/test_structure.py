@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cute_attn import hopper
-from cute_attn.codegen.row_hooks import row_hooks
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
+from cute_attn.codegen.vector_hooks import vector_hooks
 from cute_attn.variants import Hook, Variant, causal, full, rope, sliding_window, soft_cap
 
 
@@ -212,7 +212,7 @@ def test_a_kernel_with_hooks_of_rows_is_no_longer(dims: tuple[int, int], loader:
     variant = causal() & rope()
     for group in (1, 3, 4):
         source = text(dims[0], loader, variant, group=group, head_dim_vo=dims[1])
-        without = source.replace(row_hooks(variant, *dims).text, "")
+        without = source.replace(vector_hooks(variant, *dims).text, "")
         assert without != source and len(without.splitlines()) < 400 + 5 * (loader == "gather")
 
 

@@ -65,7 +65,7 @@ def test_transformers_have_what_the_others_leave() -> None:
         assert transformer_registers(few) == 168  # as launched
     tile = replace(tile, consumer_registers=232)
     assert any("registers after setmaxnreg" in x for x in tile_reasons(tile, 128, 128, variant))
-    assert any("with hooks of rows one transforms" in x for x in tile_reasons(tile, 128, 128))
+    assert any("with vector hooks one transforms" in x for x in tile_reasons(tile, 128, 128))
 
 
 def test_queries_stay_in_registers_where_it_pays() -> None:

@@ -1,11 +1,11 @@
-// What stands between copies and consumers where a variant has hooks of rows: tiles that have
+// What stands between copies and consumers where a variant has vector hooks: tiles that have
 // landed are changed in place, and only then handed over.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
 #include <cute_attn/hopper/ring.hpp>
 #include <cute_attn/hopper/wgmma.hpp>
-#include <cute_attn/row_hooks.hpp>
+#include <cute_attn/vector_hooks.hpp>
 #include <cute_attn/work.hpp>
 
 namespace cute_attn {
@@ -53,7 +53,7 @@ CUTE_DEVICE void hand_over(FullBarrier& full) {
 // The turns of a hook's pairs, by the transformers together.
 template <int kColumns, class Params, class TurnsOf>
 CUTE_DEVICE void fill_turns(Params const& params, TurnsOf& turns, int thread) {
-  turns.fill(params, RowShare<kColumns, 128>::kRows, thread, 128);
+  turns.fill(params, VectorShare<kColumns, 128>::kRows, thread, 128);
   cutlass::arch::NamedBarrier::sync(128, kTransformers);
 }
 

@@ -1,4 +1,4 @@
-"""What hooks of whole rows (queries, keys, values) can do beyond those of a score.
+"""What vector hooks (of whole query, key and value rows) can do beyond those of a score.
 
 Such a hook is a function of (x, b, h, pos). x is a row of head_dim float32 elements, and an
 operation on it is one on each element. Three things go across a row:

@@ -1,4 +1,4 @@
-"""Prints a variant's hooks of rows as C++ structs of the generated file, for `row_hooks.hpp`."""
+"""Prints a variant's vector hooks as C++ structs of the generated file, for `vector_hooks.hpp`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from cute_attn.variants import Hook, Scalar, Variant
-from cute_attn.variants.row_printer import RowFunctions, as_statements, row_functions
+from cute_attn.variants.vector_printer import VectorFunctions, as_statements, vector_functions
 
 UNIT = 16
 """Elements that a thread takes of a row at a time; paired elements are a multiple."""
 
 _SIGNATURES = {
-    "position": ("int", "RowPlace at"),
+    "position": ("int", "VectorPlace at"),
     "frequency": ("double", "int pair"),
-    "first": ("float", "RowPlace at, RowPair of"),
-    "second": ("float", "RowPlace at, RowPair of"),
-    "element": ("float", "RowPlace at, RowElement of"),
-    "pair_sum": ("float", "RowPlace at, RowPair of"),
-    "element_sum": ("float", "RowPlace at, RowElement of"),
+    "first": ("float", "VectorPlace at, VectorPair of"),
+    "second": ("float", "VectorPlace at, VectorPair of"),
+    "element": ("float", "VectorPlace at, VectorElement of"),
+    "pair_sum": ("float", "VectorPlace at, VectorPair of"),
+    "element_sum": ("float", "VectorPlace at, VectorElement of"),
 }
 """Arguments behind the parameter block."""
 _MEMBERS = {
@@ -30,8 +30,8 @@ _MEMBERS = {
 
 
 @dataclass(frozen=True)
-class RowHooks:
-    """The hooks of rows of one kernel.
+class VectorHooks:
+    """The vector hooks of one kernel.
 
     Attributes:
         text: their structs: QueryHook, KeyHook, ValueHook.
@@ -52,16 +52,16 @@ class RowHooks:
 
 
 @lru_cache(maxsize=64)
-def row_hooks(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> RowHooks:
-    """The hooks of rows of a kernel for such head dims."""
+def vector_hooks(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> VectorHooks:
+    """The vector hooks of a kernel for such head dims."""
     structs: list[str] = []
     turns: dict[str, str] = {}
     tables: dict[str, tuple[str, str]] = {}
     known: dict[tuple[str, int], str] = {}
     reads_tensor = False
     # Keys first: queries have the same table if their frequencies are the same.
-    for role in sorted(variant.row_hooks, key=("key", "query", "value").index):
-        hook, columns = variant.row_hooks[role], head_dim_vo if role == "value" else head_dim_qk
+    for role in sorted(variant.vector_hooks, key=("key", "query", "value").index):
+        hook, columns = variant.vector_hooks[role], head_dim_vo if role == "value" else head_dim_qk
         functions, name = _functions(hook), f"{role.capitalize()}Hook"
         same = known.setdefault((hook.cpp, columns), name)
         if same == name:
@@ -75,17 +75,17 @@ def row_hooks(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> RowHooks:
             reads_tensor |= any(
                 _has(functions.bodies["frequency"], t.name) for t in variant.tensors
             )
-    roles = tuple(variant.row_hooks)
-    return RowHooks("\n\n".join(structs), roles, turns, tuple(tables.values()), reads_tensor)
+    roles = tuple(variant.vector_hooks)
+    return VectorHooks("\n\n".join(structs), roles, turns, tuple(tables.values()), reads_tensor)
 
 
-def row_reasons(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> list[str]:
-    """Why kernels cannot run a variant's hooks of rows; empty = they can."""
+def vector_reasons(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> list[str]:
+    """Why kernels cannot run a variant's vector hooks; empty = they can."""
     try:
         variant.check_head_dims(head_dim_qk, head_dim_vo)
     except ValueError as error:
         return [str(error)]
-    pairings = [_functions(hook).pairing for hook in variant.row_hooks.values()]
+    pairings = [_functions(hook).pairing for hook in variant.vector_hooks.values()]
     counts = [p.elements for p in pairings if p is not None and p.elements is not None]
     return [
         f"rotary_dim is {count} (pairs of a row); kernels take multiples of {UNIT}"
@@ -96,46 +96,48 @@ def row_reasons(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> list[st
 
 def turns_bytes(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> int:
     """Shared memory of the `Turns` of a variant's hooks: 16 bytes a pair."""
-    hooks = row_hooks(variant, head_dim_qk, head_dim_vo)
+    hooks = vector_hooks(variant, head_dim_qk, head_dim_vo)
     total = 0
     for hook, _ in hooks.tables:
         role = hook.removesuffix("Hook").lower()
         columns = head_dim_vo if role == "value" else head_dim_qk
-        total += 16 * (_paired(_functions(variant.row_hooks[role]), columns) // 2)
+        total += 16 * (_paired(_functions(variant.vector_hooks[role]), columns) // 2)
     return total
 
 
 @lru_cache(maxsize=64)
 def sums_before_pairs(variant: Variant) -> bool:
     """Whether a hook sums over the row and mixes pairs: it then needs weights and turns at once."""
-    functions = [_functions(hook) for hook in variant.row_hooks.values()]
+    functions = [_functions(hook) for hook in variant.vector_hooks.values()]
     return any(f.pairing is not None and f.sums > 0 for f in functions)
 
 
 @lru_cache(maxsize=64)
 def is_heavy(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> bool:
-    """Whether a hook of rows takes more registers than turning all of its pairs: some elements are
+    """Whether a vector hook takes more registers than turning all of its pairs: some elements are
     in no pair, or there are sums over the row before pairs."""
     if sums_before_pairs(variant):
         return True
-    for role, hook in variant.row_hooks.items():
+    for role, hook in variant.vector_hooks.items():
         columns = head_dim_vo if role == "value" else head_dim_qk
         if 0 < _paired(_functions(hook), columns) < columns:
             return True
     return False
 
 
-def _functions(hook: Hook) -> RowFunctions:
-    assert hook.program is not None  # hooks of rows are traced
+def _functions(hook: Hook) -> VectorFunctions:
+    assert hook.program is not None  # vector hooks are traced
     with hook.program.scalars_known():
-        return row_functions(hook.program.result, hook.program.names)
+        return vector_functions(hook.program.result, hook.program.names)
 
 
-def _paired(functions: RowFunctions, columns: int) -> int:
+def _paired(functions: VectorFunctions, columns: int) -> int:
     return 0 if functions.pairing is None else functions.pairing.within(columns)
 
 
-def _struct(role: str, hook: Hook, functions: RowFunctions, variant: Variant, columns: int) -> str:
+def _struct(
+    role: str, hook: Hook, functions: VectorFunctions, variant: Variant, columns: int
+) -> str:
     paired = _paired(functions, columns)
     halves = functions.pairing is not None and functions.pairing.halves
     traits = [
@@ -149,7 +151,7 @@ def _struct(role: str, hook: Hook, functions: RowFunctions, variant: Variant, co
     lines = [
         f"// {role.capitalize()}: {hook.name}.",
         f"//   {', '.join(traits)}",
-        f"struct {role.capitalize()}Hook : RowTraits<{values}> {{",
+        f"struct {role.capitalize()}Hook : VectorTraits<{values}> {{",
     ]
     unneeded = {0: ("first", "second", "pair_sum"), columns: ("element",)}.get(paired, ())
     for name, body in functions.bodies.items():
@@ -158,7 +160,7 @@ def _struct(role: str, hook: Hook, functions: RowFunctions, variant: Variant, co
         lines += _function(name, body, variant.scalars, columns)
     for what in ("pair", "element"):
         if functions.sums and not f"{what}_sum".startswith(unneeded):
-            arguments = f"RowPlace at, Row{what.capitalize()} of, float* sums"
+            arguments = f"VectorPlace at, Vector{what.capitalize()} of, float* sums"
             lines.append(_signature("void", f"add_{what}", arguments))
             numbers = range(functions.sums)
             lines += [f"    sums[{k}] += {what}_sum_{k}_of(params, at, of);" for k in numbers]

@@ -1,4 +1,4 @@
-"""Hooks of rows through the public calls, on the CPU."""
+"""Vector hooks through the public calls, on the CPU."""
 
 from __future__ import annotations
 

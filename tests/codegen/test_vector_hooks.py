@@ -1,4 +1,4 @@
-"""Hooks of rows over swizzled tiles: the header and the generated structs, run on the host, do what
+"""Vector hooks over swizzled tiles: the header and the generated structs, run on the host, do what
 the traced program does; and what is in the generated text."""
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from cute_attn.abi import Field, ParameterBlock
 from cute_attn.codegen.attention_params import tensor_fields
 from cute_attn.codegen.hooks import cpp_hooks, hook_headers
 from cute_attn.codegen.params import cpp_struct
-from cute_attn.codegen.row_hooks import is_heavy, row_hooks, row_reasons, turns_bytes
 from cute_attn.codegen.smem_tile import SmemTile
 from cute_attn.codegen.source import INCLUDE_DIR
+from cute_attn.codegen.vector_hooks import is_heavy, turns_bytes, vector_hooks, vector_reasons
 from cute_attn.variants import Tensor, Variant, YarnScaling, causal, qk_norm, rope
 from tests.codegen.host_block import COMPILER, CONFIG
 
@@ -87,13 +87,13 @@ def library(
     fields = tuple(Field(s.name, s.kind, s.comment) for s in variant.scalars)
     fields += tuple(f for t in variant.tensors for f in tensor_fields(t))
     block = ParameterBlock(fields or (Field("unused", "i32", ""),))
-    hooks = row_hooks(variant, columns, columns)
+    hooks = vector_hooks(variant, columns, columns)
     name, turns = f"{role.capitalize()}Hook", hooks.turns[role]
     layout = f"{'Groups' if tile.by_groups else 'Chunks'}<{tile.rows}"
     layout += f", {columns}>" if tile.by_groups else ">"
     values = {
         "TURNS": f"Turns<{name}>" if turns else "NoTurns",
-        "FILL": f"turns.fill(*params, RowShare<{columns}, {threads}>::kRows, 0, 1);"
+        "FILL": f"turns.fill(*params, VectorShare<{columns}, {threads}>::kRows, 0, 1);"
         if turns
         else "",
         "HOOK": name,
@@ -109,7 +109,7 @@ def library(
     struct = "\n".join(x for x in cpp_struct(block).splitlines() if not x.startswith("#define AT"))
     struct = struct.replace("AT(", "offsetof(Params, ").replace("#undef AT", "")
     includes = "".join(f"#include <{header}>\n" for header in hook_headers(variant))
-    text = f"#include <cstddef>\n#include <cute_attn/row_hooks.hpp>\n{includes}"
+    text = f"#include <cstddef>\n#include <cute_attn/vector_hooks.hpp>\n{includes}"
     text += f"using namespace cute_attn;\n{struct}\n{cpp_hooks(variant)}\n{hooks.text}\n"
     text += re.sub(r"\{\{(\w+)\}\}", lambda m: values[m[1]], MAIN)
     for path, content in (
@@ -195,7 +195,7 @@ def test_the_tile_is_what_the_program_says(
     if role == "query":
         head, pos = h * GROUP + (5 + packed) % GROUP, first + (5 + packed) // GROUP
     x = from_bf16(before[at[:rows]]).astype(np.float64)
-    expected = variant.row_hooks[role](x, b, head, pos, **values, **tensors)
+    expected = variant.vector_hooks[role](x, b, head, pos, **values, **tensors)
     got = from_bf16(memory[at[:rows]])
     np.testing.assert_allclose(got, expected, rtol=2**-8, atol=2e-5)
     untouched = np.ones(memory.size, bool)
@@ -204,7 +204,7 @@ def test_the_tile_is_what_the_program_says(
 
 
 def test_one_struct_and_one_table_for_what_is_the_same() -> None:
-    hooks = row_hooks(causal() & rope(), 128, 128)
+    hooks = vector_hooks(causal() & rope(), 128, 128)
     assert "using QueryHook = KeyHook;" in hooks.text and hooks.tables == (
         ("KeyHook", "key_turns"),
     )
@@ -212,15 +212,15 @@ def test_one_struct_and_one_table_for_what_is_the_same() -> None:
     assert (
         turns_bytes(rope(), 128, 128) == 64 * 16 and turns_bytes(rope(rotary_dim=32), 64, 64) == 256
     )
-    normed = row_hooks(qk_norm() & rope(), 128, 128)
+    normed = vector_hooks(qk_norm() & rope(), 128, 128)
     assert "struct QueryHook" in normed.text and normed.tables == (("KeyHook", "key_turns"),)
     assert "element_of" not in normed.text  # all elements are in pairs
-    assert row_hooks(qk_norm(), 128, 128).tables == () and turns_bytes(causal(), 128, 128) == 0
-    assert not row_hooks(causal(), 128, 128)
+    assert vector_hooks(qk_norm(), 128, 128).tables == () and turns_bytes(causal(), 128, 128) == 0
+    assert not vector_hooks(causal(), 128, 128)
 
 
 def test_frequencies_are_in_float64() -> None:
-    text = row_hooks(rope(), 128, 128).text
+    text = vector_hooks(rope(), 128, 128).text
     assert "return exp2(-(double(pair) / double(head_dim >> 1)) * log2(rope_theta));" in text
     assert "double const rope_theta = params.rope_theta;" in text
 
@@ -232,8 +232,8 @@ def test_what_takes_more_registers() -> None:
 
 
 def test_reasons_name_the_argument() -> None:
-    assert row_reasons(rope(), 128, 128) == []
-    (reason,) = row_reasons(rope(rotary_dim=24), 128, 128)
+    assert vector_reasons(rope(), 128, 128) == []
+    (reason,) = vector_reasons(rope(rotary_dim=24), 128, 128)
     assert "rotary_dim" in reason and "multiples of 16" in reason
-    (reason,) = row_reasons(rope(rotary_dim=128), 64, 64)
+    (reason,) = vector_reasons(rope(rotary_dim=128), 64, 64)
     assert "up to head_dim, which is 64" in reason

@@ -1,4 +1,4 @@
-"""Prints a hook of rows as C++: the functions of one element, or of one pair, that it consists of.
+"""Prints a vector hook as C++: the functions of one element, or of one pair, that it consists of.
 
 Kernels take a row as pairs and single elements. So the program becomes an expression for the first
 of a pair, one for the second and one for an element in no pair, over what the kernel hands over:
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cute_attn.variants.build import operate, rebuild
 from cute_attn.variants.expression import (
     ARGUMENTS,
-    ROW_ARGUMENTS,
+    VECTOR_ARGUMENTS,
     Expression,
     argument,
     constant,
@@ -22,12 +22,12 @@ from cute_attn.variants.expression import (
 from cute_attn.variants.operations import ATOM, OPERATIONS, PRODUCT, UNARY
 from cute_attn.variants.polynomial import polynomial
 from cute_attn.variants.printer import Printer
-from cute_attn.variants.rows import Across, Pairing, across
+from cute_attn.variants.vectors import Across, Pairing, across
 
 
 @dataclass(frozen=True)
-class RowFunctions:
-    """What a kernel needs to know of a hook of rows.
+class VectorFunctions:
+    """What a kernel needs to know of a vector hook.
 
     Attributes:
         pairing: of its pairs, or None.
@@ -64,7 +64,7 @@ def as_statements(body: str) -> str:
     return body if "return " in body else f"return {body};"
 
 
-def row_functions(root: Expression, names: Mapping[Expression, str]) -> RowFunctions:
+def vector_functions(root: Expression, names: Mapping[Expression, str]) -> VectorFunctions:
     """The functions of a program.
 
     Args:
@@ -90,7 +90,7 @@ def row_functions(root: Expression, names: Mapping[Expression, str]) -> RowFunct
         place = _Place(parts, number, names)
         bodies[name] = _cpp(place.at(root), place.names)
     turns = parts.position is not None
-    return RowFunctions(parts.pairing, turns, _follows(parts.position), len(parts.sums), bodies)
+    return VectorFunctions(parts.pairing, turns, _follows(parts.position), len(parts.sums), bodies)
 
 
 def _follows(position: Expression | None) -> bool:
@@ -166,17 +166,17 @@ _DOUBLE = {
 }  # fmt: skip
 
 
-class _RowPrinter(Printer):
+class _VectorPrinter(Printer):
     """As one expression, or statements."""
 
-    arguments = frozenset({*ARGUMENTS, *ROW_ARGUMENTS})
+    arguments = frozenset({*ARGUMENTS, *VECTOR_ARGUMENTS})
 
 
 def _cpp(root: Expression, names: Mapping[Expression, str]) -> str:
-    return _RowPrinter(root, names).text()
+    return _VectorPrinter(root, names).text()
 
 
-class _DoublePrinter(_RowPrinter):
+class _DoublePrinter(_VectorPrinter):
     """The same in float64; scalars are there as doubles."""
 
     types = {"bool": "bool", "i32": "int", "f32": "double"}  # noqa: RUF012 - never changed

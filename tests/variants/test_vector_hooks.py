@@ -1,4 +1,4 @@
-"""Hooks of rows: tracing, NumPy, composition, and what they refuse; the built-in embeddings."""
+"""Vector hooks: tracing, NumPy, composition, and what they refuse; the built-in embeddings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def through(variant: Variant, x: np.ndarray, role: str = "key", **given: Any) ->
     """x (positions, dim), float64, through a hook."""
     tensors = {t.name: given.pop(t.name) for t in variant.tensors}
     values = variant.values(given)
-    out = variant.row_hooks[role](x, 0, 1, POSITIONS, **values, **tensors)
+    out = variant.vector_hooks[role](x, 0, 1, POSITIONS, **values, **tensors)
     assert out.shape == x.shape and out.dtype == x.dtype
     return np.asarray(out)
 
@@ -143,7 +143,7 @@ def test_and_composes_in_order() -> None:
         expected = through(then, a, **(given if then.tensors else {}))
         both = causal() & first & then
         np.testing.assert_allclose(through(both, x, **given), expected, rtol=1e-9)
-        assert both.mask == causal().mask and set(both.row_hooks) == {"query", "key"}
+        assert both.mask == causal().mask and set(both.vector_hooks) == {"query", "key"}
     assert through(rope() & Variant("twice", key=lambda x, b, h, pos: 2 * x), x) == pytest.approx(
         2 * through(rope(), x)
     )
@@ -174,7 +174,7 @@ def test_pairs_of_any_kind() -> None:
 def test_streaming_llm_is_its_mask_and_rope() -> None:
     variant = streaming_llm(sinks=2, window=3, layout="interleaved")
     assert variant.name == "streaming_rope_interleaved"
-    assert variant.row_hooks == rope(layout="interleaved").row_hooks
+    assert variant.vector_hooks == rope(layout="interleaved").vector_hooks
     q, kv = np.arange(9)[:, None], np.arange(9)[None, :]
     assert variant.mask is not None
     visible = variant.mask(0, 0, q, kv, **variant.values())
@@ -183,7 +183,7 @@ def test_streaming_llm_is_its_mask_and_rope() -> None:
 
 def test_bake_puts_numbers_into_rows() -> None:
     baked = rope().bake(rope_theta=100.0)
-    assert baked.scalars == () and "log2(rope_theta)" not in baked.row_hooks["key"].cpp
+    assert baked.scalars == () and "log2(rope_theta)" not in baked.vector_hooks["key"].cpp
     x = rows()
     np.testing.assert_allclose(through(baked, x), through(rope(theta=100.0), x), atol=1e-9)
 
@@ -235,7 +235,7 @@ def test_what_a_row_cannot_do() -> None:
     assert "f.turn(pos / 2, 1.0)" in refused("integer position, got f32", float_position)
     refused(r"frequency of turn.* depends on the pair", of_the_head)
     refused(
-        "takes parameter 'index'; rows' hooks have",
+        "takes parameter 'index'; vector hooks have",
         lambda x, b, h, pos, *, index: x * index,
         params=[Scalar("index", "f32", 1.0)],
     )

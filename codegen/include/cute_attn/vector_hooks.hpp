@@ -13,19 +13,19 @@
 namespace cute_attn {
 
 // What a hook knows of a row.
-struct RowPlace {
+struct VectorPlace {
   int b;
   int h;
   int pos;
 };
 
 // A pair of its elements, and how it is turned; an element in no pair. Both with the row's sums.
-struct RowPair {
+struct VectorPair {
   int pair;
   float first, second, cosine, sine;
   float const* sums;
 };
-struct RowElement {
+struct VectorElement {
   int index;
   float x;
   float const* sums;
@@ -35,7 +35,7 @@ struct RowElement {
 // or 2 i and 2 i + 1; they are turned; positions of rows that follow each other do so too; there
 // are kSums_ sums over the row.
 template <int kPaired_, bool kHalves_, bool kTurns_, bool kFollows_, int kSums_>
-struct RowTraits {
+struct VectorTraits {
   static constexpr int kPaired = kPaired_;
   static constexpr bool kHalves = kHalves_;
   static constexpr bool kTurns = kTurns_;
@@ -43,7 +43,7 @@ struct RowTraits {
   static constexpr int kSums = kSums_;
 
   template <class Params>
-  CUTE_DEVICE static int position_of(Params const&, RowPlace at) {
+  CUTE_DEVICE static int position_of(Params const&, VectorPlace at) {
     return at.pos;
   }
 };
@@ -53,7 +53,7 @@ struct KeyPlaces {
   int b;
   int h;
   int first;  // its position
-  CUTE_DEVICE RowPlace operator()(int row) const { return {b, h, first + row}; }
+  CUTE_DEVICE VectorPlace operator()(int row) const { return {b, h, first + row}; }
 };
 
 // Packed query rows from row `first` of a request and KV head on.
@@ -63,7 +63,7 @@ struct QueryPlaces {
   int kv_head;
   int first;
   int q_pos;
-  CUTE_DEVICE RowPlace operator()(int row) const {
+  CUTE_DEVICE VectorPlace operator()(int row) const {
     int const packed = first + row;
     return {b, kv_head * kGroup + packed % kGroup, q_pos + packed / kGroup};
   }
@@ -78,7 +78,7 @@ struct Chunks {
 
 // How kThreads threads share rows of kColumns elements.
 template <int kColumns, int kThreads>
-struct RowShare {
+struct VectorShare {
   static constexpr int kUnits = kColumns / 16;
   static constexpr int kLanes = kUnits <= 4 ? 4 : kUnits <= 8 ? 8 : 16;  // of a row; some idle
   static constexpr int kRows = kThreads / kLanes;                        // at a time
@@ -143,11 +143,11 @@ CUTE_DEVICE uint4 pack_piece(float const* from) {
 
 // One thread's unit of rows.
 template <class Hook, int kColumns>
-struct RowUnit {
+struct VectorUnit {
   int unit;
   bool paired;
 
-  CUTE_DEVICE explicit RowUnit(int unit)
+  CUTE_DEVICE explicit VectorUnit(int unit)
       : unit(unit),
         paired(Hook::kPaired == kColumns || (Hook::kPaired > 0 && unit < Hook::kPaired / 16)) {}
 
@@ -161,13 +161,13 @@ struct RowUnit {
   CUTE_DEVICE static constexpr int first(int e) { return Hook::kHalves ? e : 2 * e; }
   CUTE_DEVICE static constexpr int second(int e) { return Hook::kHalves ? 8 + e : 2 * e + 1; }
 
-  CUTE_DEVICE RowPair pair(int e, float2 const (&turn)[8], float const (&x)[16],
-                           float const* sums) const {
+  CUTE_DEVICE VectorPair pair(int e, float2 const (&turn)[8], float const (&x)[16],
+                              float const* sums) const {
     return {8 * unit + e, x[first(e)], x[second(e)], turn[e].x, turn[e].y, sums};
   }
 
   template <class Params>
-  CUTE_DEVICE void add_sums(Params const& params, RowPlace at, float2 const (&turn)[8],
+  CUTE_DEVICE void add_sums(Params const& params, VectorPlace at, float2 const (&turn)[8],
                             float const (&x)[16], float* sums) const {
     if constexpr (Hook::kPaired > 0) {
       CUTE_UNROLL
@@ -178,18 +178,18 @@ struct RowUnit {
     if constexpr (Hook::kPaired < kColumns) {
       CUTE_UNROLL
       for (int i = 0; i < 16 && !paired; ++i) {
-        Hook::add_element(params, at, RowElement{16 * unit + i, x[i], nullptr}, sums);
+        Hook::add_element(params, at, VectorElement{16 * unit + i, x[i], nullptr}, sums);
       }
     }
   }
 
   template <class Params>
-  CUTE_DEVICE void apply(Params const& params, RowPlace at, float2 const (&turn)[8],
+  CUTE_DEVICE void apply(Params const& params, VectorPlace at, float2 const (&turn)[8],
                          float const* sums, float (&x)[16]) const {
     if constexpr (Hook::kPaired > 0) {
       CUTE_UNROLL
       for (int e = 0; e < 8 && paired; ++e) {
-        RowPair const of = pair(e, turn, x, sums);
+        VectorPair const of = pair(e, turn, x, sums);
         x[first(e)] = Hook::first_of(params, at, of);
         x[second(e)] = Hook::second_of(params, at, of);
       }
@@ -197,7 +197,7 @@ struct RowUnit {
     if constexpr (Hook::kPaired < kColumns) {
       CUTE_UNROLL
       for (int i = 0; i < 16 && !paired; ++i) {
-        x[i] = Hook::element_of(params, at, RowElement{16 * unit + i, x[i], sums});
+        x[i] = Hook::element_of(params, at, VectorElement{16 * unit + i, x[i], sums});
       }
     }
   }
@@ -207,23 +207,23 @@ struct RowUnit {
 // warps, of which this is `thread`. No thread may still write the tile, and none read it before all
 // are done: that is the caller's to see to.
 //
-// place(row): the row's RowPlace. kConsecutive: positions of rows that follow each other do so too;
-// then a row's turns come from those of the thread's row before, by a complex multiplication.
+// place(row): the row's VectorPlace. kConsecutive: positions of rows that follow each other do so
+// too; then a row's turns come from those of the thread's row before, by a complex multiplication.
 // kCompact: what is the same for all rows is read again, for registers that are scarce.
 template <class Hook, class Layout, int kColumns, int kThreads, bool kConsecutive,
           bool kCompact = false, class Params, class Element, class TurnsOf, class Place>
 CUTE_DEVICE void transform_rows(Params const& params, Element* tile, int rows, int thread,
                                 TurnsOf const& turns, Place place) {
-  using Share = RowShare<kColumns, kThreads>;
+  using Share = VectorShare<kColumns, kThreads>;
   constexpr bool kByStrides = kConsecutive && Hook::kTurns && Hook::kFollows;
   thread = static_cast<int>(opaque(static_cast<unsigned>(thread)));  // kept for no later call
-  RowUnit<Hook, kColumns> own(thread % Share::kLanes);
+  VectorUnit<Hook, kColumns> own(thread % Share::kLanes);
   int const first_row = thread / Share::kLanes;
   bool const has_unit = Share::kUnits == Share::kLanes || own.unit < Share::kUnits;
   float2 turn[8], stride[8];
   if constexpr (kByStrides) {
     if (own.paired) {
-      RowPlace const at = place(first_row);
+      VectorPlace const at = place(first_row);
       turns.at(own.unit, Hook::position_of(params, at), turn);
       CUTE_UNROLL
       for (int e = 0; e < 8 && !kCompact; ++e) stride[e] = turns.stride[turns.place(own.unit, e)];
@@ -234,7 +234,7 @@ CUTE_DEVICE void transform_rows(Params const& params, Element* tile, int rows, i
     int const row = begin + first_row;
     if constexpr (kCompact) own.unit = static_cast<int>(opaque(static_cast<unsigned>(own.unit)));
     bool const valid = has_unit && row < rows;
-    RowPlace const at = place(row);
+    VectorPlace const at = place(row);
     uint4* piece[2];
     CUTE_UNROLL
     for (int i = 0; i < 2; ++i) {
