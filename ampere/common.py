@@ -7,12 +7,19 @@ from typing import Any
 
 from cute_attn.ampere.tiles import DECODE, register_budget, register_limit, smem_bytes
 from cute_attn.codegen.attention_params import attention_params
-from cute_attn.codegen.hooks import cpp_hooks, hook_headers, number_lines
+from cute_attn.codegen.hooks import (
+    cpp_hooks,
+    cpp_row_hooks,
+    hidden_score,
+    hook_headers,
+    number_lines,
+)
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, has_dependent_launch
 from cute_attn.codegen.vector_hooks import turns_bytes, vector_hooks
+from cute_attn.variants.program import ROW_ROLES
 
 _HERE = Path(__file__).parent
 
@@ -32,7 +39,7 @@ def kernel(
     vectors = vector_hooks(spec.variant, spec.head_dim_qk, spec.head_dim_vo)
     smem = smem_bytes(spec.schedule, spec.tile, spec.head_dim_qk, turns=spec_turns(spec))
     band = spec.variant.band
-    hooks = cpp_hooks(spec.variant)
+    hooks, row_text = cpp_hooks(spec.variant), cpp_row_hooks(spec.variant)
     text = render(
         _HERE / "templates" / template,
         spec=spec,
@@ -41,15 +48,21 @@ def kernel(
         element=spec.dtype,
         paged=spec.loader == "paged",
         params_struct=cpp_struct(params),
-        hooks="\n\n".join(filter(None, [hooks, vectors.text])),
+        hooks_ahead=_joined(row_text, vectors.text) if vectors else "",
+        hooks=hooks if vectors else _joined(row_text, hooks),
         vectors=vectors,
         turns_of=lambda role: f"smem.{vectors.turns[role]}" if vectors.turns[role] else "NoTurns()",
+        row_hooks=any(role in spec.variant.hooks for role in ROW_ROLES),
+        hidden=hidden_score(spec.variant),
         smem_bytes=smem,
         dependent_launch=dependent_launch,
         band_left=band.left is not None,
         band_right=band.right is not None,
         name_is_long=len(spec.name) > 100 - len("    (const __grid_constant__ Params params) {"),
         split_loop=spec.variant.band_is_mask,
+        skips_blocks=spec.variant.block_test is not None,
+        # Blocks behind the one in work whose keys are on their way, or whose pages are looked up.
+        known_ahead=max(spec.tile.stages - (spec.loader != "paged"), 1),
         description=[*_spec_lines(spec), *description, *_budget_lines(spec, smem)],
         **values,
     )
@@ -64,6 +77,10 @@ def kernel(
         include_dirs=(_HERE / "include", INCLUDE_DIR),
         dependent_launch=dependent_launch,
     )
+
+
+def _joined(*texts: str) -> str:
+    return "\n\n".join(filter(None, texts))
 
 
 def spec_turns(spec: KernelSpec) -> int:

@@ -40,6 +40,7 @@ def emit_decode(spec: KernelSpec) -> GeneratedKernel:
                 ]
             ),
             "decode": True,
+            "softmax": "KeySoftmax" if spec.variant.softmax else "KeyWeights",
             "unit": "Sixteens of keys",
             "keys": "kWarpKeys",
             "attend": "attend_keys",

@@ -11,6 +11,13 @@ from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec
 
 
+def _slot(spec: KernelSpec) -> str:
+    """Index of a KV block in the ring."""
+    if spec.tile.stages == 1:
+        return ""
+    return "[n % kStages]" if spec.variant.block_test is None else "[slot]"
+
+
 def emit_tile(spec: KernelSpec) -> GeneratedKernel:
     """The kernel of a spec that `supports` has no reason against."""
     tile, rows = spec.tile, row_tiles(spec.tile)
@@ -48,7 +55,8 @@ def emit_tile(spec: KernelSpec) -> GeneratedKernel:
             "compact": ", true",  # rows in hooks: beside the output there are few registers
             "copy_threads": "kThreads",
             "copy_thread": "opaque(threadIdx.x)",
-            "slot": "" if tile.stages == 1 else "[n % kStages]",
+            "softmax": "OnlineSoftmax" if spec.variant.softmax else "ScoreWeights",
+            "slot": _slot(spec),
             "softmax_init": ", ".join(["start"] * rows),
         },
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cute_attn.codegen.spec import Tile
+from cute_attn.codegen.spec import BLOCK_SMEM, Tile
 
 TILE, DECODE = "ampere_tile", "ampere_decode"
 WARP_KEYS = 16
@@ -31,8 +31,7 @@ _OTHER_REGISTERS = 40
 _HEAVY_REGISTERS = 56
 """What vector hooks take beside them, if they are heavy: with less, 8 to 300 bytes spill."""
 
-# Shared memory of a block, and of an SM, in bytes (CUDA programming guide, compute capabilities).
-_BLOCK_SMEM = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10}
+# Shared memory of an SM in bytes (CUDA programming guide, compute capabilities).
 _SM_SMEM = {"sm_80": 164 << 10, "sm_86": 100 << 10, "sm_89": 100 << 10, "sm_90": 228 << 10}
 
 
@@ -273,7 +272,7 @@ def register_limit(tile: Tile) -> int:
 
 def blocks_by_smem(arch: str, smem: int) -> int:
     """Blocks of `smem` bytes that fit in the shared memory of one SM."""
-    return 0 if smem > _BLOCK_SMEM[arch] else _SM_SMEM[arch] // (smem + _BLOCK_RESERVED)
+    return 0 if smem > BLOCK_SMEM[arch] else _SM_SMEM[arch] // (smem + _BLOCK_RESERVED)
 
 
 def tile_reasons(
@@ -304,8 +303,8 @@ def tile_reasons(
     if reasons:
         return reasons
     smem = smem_bytes(schedule, tile, head_dim, turns=turns)
-    if smem > _BLOCK_SMEM[arch]:
-        reasons.append(f"needs {smem} bytes of shared memory; a block has {_BLOCK_SMEM[arch]}")
+    if smem > BLOCK_SMEM[arch]:
+        reasons.append(f"needs {smem} bytes of shared memory; a block has {BLOCK_SMEM[arch]}")
     elif blocks_by_smem(arch, smem) < tile.blocks_per_sm:
         reasons.append(
             f"{tile.blocks_per_sm} blocks of {smem} bytes do not fit in the "

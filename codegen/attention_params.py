@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cute_attn.abi import Field, ParameterBlock
+from cute_attn.codegen.ranges import table_field
 from cute_attn.variants import Tensor, Variant
 
 _ROWS = (
@@ -60,12 +61,8 @@ _GROUP_BOX = (
 
 _COMMON = (
     Field("num_kv_heads", "i32", "KV heads"),
-    Field("sm_scale", "f32", "softmax scale"),
-    Field(
-        "scale_log2",
-        "f32",
-        "scores to base-2 exponents: sm_scale * log2(e), or log2(e) after a hook",
-    ),
+    Field("sm_scale", "f32", "softmax scale, times a factor of the logits hook"),
+    Field("scale_log2", "f32", "to base-2 exponents: log2(e), times sm_scale without a hook"),
 )
 
 
@@ -90,7 +87,8 @@ def attention_params(
     Args:
         tma: K and V come through tensor maps rather than pointers and strides.
         paged: there is a page table.
-        variant: its scalars are appended under their own names, then its tensors.
+        variant: its scalars are appended under their own names, then its tensors, then tables of
+            their ranges.
         fused_merge: the last piece of a split tile merges all of them.
         q_tma: Q comes through a tensor map rather than pointer and strides.
         by_groups: tensor maps of paged K and V count groups of eight rows.
@@ -103,10 +101,15 @@ def attention_params(
     fields = (maps if tma else ()) + rows + (() if tma else _KV_POINTERS)
     fields += (_PAGES if paged else ()) + (box if tma and paged else ()) + _COMMON
     fields += (_BESIDE,) if beside else ()
-    fields += tuple(Field(s.name, s.kind, s.comment) for s in variant.scalars)
-    for t in variant.tensors:
-        fields += tensor_fields(t)
-    return ParameterBlock(fields)
+    return ParameterBlock((*fields, *_variant_fields(variant)))
+
+
+def _variant_fields(variant: Variant) -> tuple[Field, ...]:
+    fields = [Field(s.name, s.kind, s.comment) for s in variant.scalars]
+    fields += [field for t in variant.tensors for field in tensor_fields(t)]
+    if variant.block_test is not None:
+        fields += map(table_field, variant.block_test.tables)
+    return tuple(fields)
 
 
 _ELEMENTS = {"f32": "float const", "i32": "int32_t const", "bool": "uint8_t const"}
@@ -122,8 +125,9 @@ def tensor_fields(tensor: Tensor) -> tuple[Field, ...]:
     )
 
 
-def merge_params() -> ParameterBlock:
-    """Fields of the merge kernel that combines the partial results of split tiles."""
+def merge_params(finish: Variant | None = None) -> ParameterBlock:
+    """Fields of the merge kernel that combines the partial results of split tiles; the parameters
+    of `finish`, a variant's `finish`, come last."""
     names = {
         "out",
         "lse",
@@ -134,7 +138,8 @@ def merge_params() -> ParameterBlock:
         "out_head_stride",
     }
     rows = tuple(f for f in _ROWS if f.name in names)
-    return ParameterBlock((*rows, Field("num_kv_heads", "i32", "KV heads")))
+    own = () if finish is None else _variant_fields(finish)
+    return ParameterBlock((*rows, Field("num_kv_heads", "i32", "KV heads"), *own))
 
 
 def page_division(page_size: int) -> tuple[int, int]:

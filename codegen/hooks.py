@@ -8,54 +8,144 @@ text of a kernel, and with it its cache key, must not depend on where the user's
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
+from cute_attn.codegen.ranges import read_function
 from cute_attn.variants import Hook, Scalar, Tensor, Variant
 from cute_attn.variants.band import Limit, as_expression
-from cute_attn.variants.printer import CPP_TYPES, HEADER_FUNCTIONS, cpp_expression
+from cute_attn.variants.blocks import BlockTest
+from cute_attn.variants.domain import bounds
+from cute_attn.variants.expression import Expression
+from cute_attn.variants.printer import (
+    CPP_TYPES,
+    HEADER_FUNCTIONS,
+    cpp_body,
+    cpp_expression,
+    cpp_values,
+)
+from cute_attn.variants.program import ROW_ROLES, VECTOR_ROLES, Program
 
 _CPP = {"f32": "float", "i32": "int32_t"}
 _BACK = "#line back"  # until the whole file is known
 
 _SIGNATURES = {
-    "mask": ("bool", "int b, int h, int q_idx, int kv_idx"),
-    "logits": ("float", "float score, int b, int h, int q_idx, int kv_idx"),
+    "mask": ("bool", "RowValues const& values, int b, int h, int q_idx, int kv_idx, Lag lag"),
+    "logits": (
+        "float",
+        "RowValues const& values, float score, int b, int h, int q_idx, int kv_idx, Lag lag",
+    ),
+    "row_state": ("float", "float lse, int b, int h, int q_idx"),
+    "output": ("float", "float out, int b, int h, int q_idx, int d"),
 }
+_OF_SCORES = ("mask", "logits")
 
 
 def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
-    """`variant_mask` (with `mask`: a kernel may mask by the band instead) and `variant_logits`.
+    """`RowValues` and `row_values`, `variant_logits`, and, with `mask`, `variant_mask` and
+    `variant_block`: a kernel may mask by the band instead.
 
-    A file that holds them goes through `number_lines` when it is complete.
+    A file that holds them goes through `number_lines` when it is complete. What `cpp_row_hooks`
+    and `vector_hooks` have printed is there.
     """
+    there = variant.read_by(*ROW_ROLES, *VECTOR_ROLES)
     parts = [
-        _accessor(t)
-        for t in variant.tensors
-        if any(hook.reads(t.name) for hook in variant.hooks.values())
+        accessor(t) for t in variant.tensors if t in variant.read_by(*_OF_SCORES) and t not in there
     ]
-    if variant.mask and mask:
-        parts += _functions("mask", variant.mask, variant.scalars)
-    if variant.logits:
-        parts += _functions("logits", variant.logits, variant.scalars)
+    roles = [role for role in _OF_SCORES if role in variant.hooks and (mask or role != "mask")]
+    if roles:
+        parts.append(_row_values([variant.hooks[role].program for role in roles], variant.scalars))
+    for role in roles:
+        parts += _functions(role, variant.hooks[role], variant.scalars)
+    if mask and variant.block_test is not None:
+        parts += map(read_function, variant.block_test.tables)
+        parts.append(_block_function(variant.block_test))
     return "\n\n".join(parts)
 
 
+def _row_values(programs: list[Program | None], scalars: tuple[Scalar, ...]) -> str:
+    """The struct `RowValues` that hooks of scores are given, and the function that makes one."""
+    values: dict[str, Expression] = {}
+    for program in programs:
+        values |= {} if program is None else program.stages.rows
+    make = "CUTE_DEVICE RowValues row_values(Params const& params, int b, int h, int q_idx) {"
+    if not values:
+        why = "// nothing of the hooks is the same for all keys of a row"
+        return f"struct RowValues {{}};  {why}\n{make} return {{}}; }}"
+    fields = [f"  {CPP_TYPES[value.kind]} {name};" for name, value in values.items()]
+    body = "\n".join([*cpp_values(values, bounds), f"return {{{', '.join(values)}}};"])
+    last = rf"\w+ const ({next(iter(values))}) = (.*);\nreturn {{\1}};"
+    body = re.sub(last, r"return {\2};", body)
+    if names := "|".join(s.name for s in scalars):
+        body = re.sub(rf"\b({names})\b", r"params.\1", body)
+    return "\n".join(
+        [
+            "struct RowValues {  // the same for all keys of a query row",
+            *fields,
+            "};",
+            make,
+            *(f"  {line}" for line in body.split("\n")),
+            "}",
+        ]
+    )
+
+
+def cpp_row_hooks(variant: Variant) -> str:
+    """The struct `RowHooks` that finished_row.hpp takes, with the hooks on rows that have seen all
+    their keys; empty if the variant has none. Goes ahead of `cpp_hooks`."""
+    roles = [role for role in ROW_ROLES if role in variant.hooks]
+    if not roles:
+        return ""
+    parts = [accessor(t) for t in variant.tensors if t in variant.read_by(*roles)]
+    for role in roles:
+        parts += _functions(role, variant.hooks[role], variant.scalars)
+    lines = ["// What happens to finished rows.", "struct RowHooks {"]
+    for role, name in (("row_state", "kState"), ("output", "kOutput")):
+        lines.append(f"  static constexpr bool {name} = {str(role in roles).lower()};")
+    for role in roles:
+        own = _SIGNATURES[role][1].split(",")[0]
+        arguments = [own, "RowPlace const& at", *(["int d"] if role == "output" else [])]
+        values = [own.split()[-1], "at.b, at.h, at.q_idx", *(["d"] if role == "output" else [])]
+        lines += [
+            f"  CUTE_DEVICE static float {role}(Params const& params, {', '.join(arguments)}) {{",
+            f"    return variant_{role}(params, {', '.join(values)});",
+            "  }",
+        ]
+    return "\n\n".join([*parts, "\n".join([*lines, "};"])])
+
+
+def _of_params(expression: Expression) -> str:
+    """An expression of scalars over `params`."""
+    text = cpp_expression(expression)
+    if names := "|".join(sorted(expression.reads)):
+        text = re.sub(rf"\b({names})\b", r"params.\1", text)
+    return text if re.fullmatch(r"[\w.]+(\(.*\))?", text) else f"({text})"
+
+
+def hidden_score(variant: Variant) -> str:
+    """The score of a hidden key: C++."""
+    return "neg_infinity()" if variant.softmax else "0.f"
+
+
 def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
-    """Headers that `cpp_hooks` and the limits of the band need, beside softmax.hpp and
+    """Headers that hooks and the limits of the band need, beside softmax.hpp and
     vector_hooks.hpp."""
     limits = [cpp_limit(x) or "" for x in (variant.band.left, variant.band.right)]
+    rows = cpp_row_hooks(variant)
     vectors = [hook.cpp for hook in variant.vector_hooks.values()]
-    words = re.findall(r"\w+", " ".join([cpp_hooks(variant, mask=mask), *limits, *vectors]))
-    return ["cute_attn/hook_functions.hpp"] if HEADER_FUNCTIONS.intersection(words) else []
+    texts = [cpp_hooks(variant, mask=mask), rows, *limits, *vectors]
+    words = set(re.findall(r"\w+", " ".join(texts)))
+    found = ["cute_attn/finished_row.hpp"] * bool(rows)
+    found += ["cute_attn/hook_functions.hpp"] * bool(HEADER_FUNCTIONS & words)
+    found += ["cute_attn/lag.hpp"] * ("Lag" in words)
+    found += ["cute_attn/block_ranges.hpp"] * ("Range" in words)
+    return found + ["cute_attn/visible_blocks.hpp"] * ("variant_block" in words)
 
 
 def cpp_limit(limit: Limit | None) -> str | None:
     """A limit of a band as a C++ expression over `params`; None if there is none."""
     if limit is None or isinstance(limit, int):
         return None if limit is None else str(limit)
-    expression = as_expression(limit)
-    names = "|".join(sorted(expression.reads))
-    text = re.sub(rf"\b({names})\b", r"params.\1", cpp_expression(expression))
-    return f"min({text}, 1 << 30)"
+    return f"min({_of_params(as_expression(limit))}, 1 << 30)"
 
 
 def number_lines(text: str) -> str:
@@ -71,8 +161,8 @@ def number_lines(text: str) -> str:
 
 def users_lines(message: str, variant: Variant) -> str:
     """A compiler's message with file and line of hooks that the user wrote in C++."""
-    for hook in (variant.mask, variant.logits):
-        for part in (hook.parts or (hook,)) if hook is not None else ():
+    for hook in variant.hooks.values():
+        for part in hook.parts or (hook,):
             if not part.is_text or part.place is None:
                 continue
             message = _moved(message, _file_name(part), part.place.file, part.place.line)
@@ -88,11 +178,39 @@ def _moved(message: str, name: str, file: str, first: int) -> str:
     return re.sub(rf"(?m)^{re.escape(name)}\((\d+)\)", moved, message)
 
 
+_BLOCK_SIGNATURE = """
+CUTE_DEVICE BlockClass variant_block(Params const& params, int b, int h_first, int h_last,
+                                     int q_first, int q_last, int kv_first, int kv_last) {
+"""
+
+
+def _block_function(test: BlockTest) -> str:
+    """The function that tells how much of a block of scores the mask leaves."""
+    title = "// What the mask leaves of a block of scores, from bounds of its trace over the block."
+    values = cpp_values(test.visible._asdict(), test.limits)
+    body = [*values, f"return {{{', '.join(test.visible._fields)}}};"]
+    return f"{title}{_BLOCK_SIGNATURE}" + "\n".join([*(f"  {line}" for line in body), "}"])
+
+
+def _wrapped(signature: str) -> str:
+    """In lines of up to 100 columns, arguments below each other."""
+    indent = " " * (signature.index("(") + 1)
+    lines = [""]
+    for argument in re.split(r"(?<=,) ", signature):
+        if lines[-1] and len(lines[-1]) + 1 + len(argument) > 100:
+            lines.append(indent + argument)
+        else:
+            lines[-1] = (
+                f"{lines[-1]} {argument}".lstrip() if len(lines) == 1 else f"{lines[-1]} {argument}"
+            )
+    return "\n".join(lines)
+
+
 def _functions(role: str, hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
     """The function of a hook; before it those of its parts, if it has some."""
     kind, arguments = _SIGNATURES[role]
-    name, title = f"variant_{role}", f"// {role.capitalize()}: {hook.name}."
-    signature = f"CUTE_DEVICE {kind} {name}(Params const& params, {arguments}) {{"
+    name, title = f"variant_{role}", f"// {role.capitalize().replace('_', ' ')}: {hook.name}."
+    signature = _wrapped(f"CUTE_DEVICE {kind} {name}(Params const& params, {arguments}) {{")
     if not hook.parts:
         return ["\n".join([title, signature, *_body(hook, scalars), "}"])]
     parts, calls = [], []
@@ -105,10 +223,17 @@ def _functions(role: str, hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
     return [*parts, "\n".join([title, signature, f"  return {' && '.join(calls)};", "}"])]
 
 
-def _body(hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
-    lines = [
-        f"  {_CPP[s.kind]} const {s.name} = params.{s.name};" for s in scalars if hook.reads(s.name)
+def _scalars_read(scalars: tuple[Scalar, ...], names: Collection[str]) -> list[str]:
+    """Scalars under their own names, as far as a function reads them."""
+    return [
+        f"  {_CPP[s.kind]} const {s.name} = params.{s.name};" for s in scalars if s.name in names
     ]
+
+
+def _body(hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
+    if hook.program is not None and hook.program.role in _OF_SCORES and not hook.parts:
+        return _staged_body(hook.program, scalars)
+    lines = _scalars_read(scalars, [s.name for s in scalars if hook.reads(s.name)])
     if not hook.is_text:
         text = hook.cpp if hook.has_statements else f"return {hook.cpp};"
         return [*lines, *(f"  {line}" for line in text.split("\n"))]
@@ -118,8 +243,20 @@ def _body(hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
     return [*lines, "  return (", directive, *hook.cpp.split("\n"), _BACK, "  );"]
 
 
-def _accessor(tensor: Tensor) -> str:
-    """The function of a tensor's name that reads an element."""
+def _of_score(program: Program) -> str:
+    """What a hook of scores leaves to do for each, as C++."""
+    with program.scalars_known():
+        text = cpp_body(program.stages.score, program.stages.names, lag=True)
+    return text if re.search(r"\breturn\b", text) else f"return {text};"
+
+
+def _staged_body(program: Program, scalars: tuple[Scalar, ...]) -> list[str]:
+    lines = _scalars_read(scalars, program.stages.score.reads)
+    return [*lines, *(f"  {line}" for line in _of_score(program).split("\n"))]
+
+
+def accessor(tensor: Tensor) -> str:
+    """The C++ function of a tensor's name that reads an element."""
     name, dims = tensor.name, tensor.dims
     kind = CPP_TYPES[tensor.kind]
     indices = "".join(f", int i{d}" for d in range(dims))

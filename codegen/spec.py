@@ -14,6 +14,12 @@ from cute_attn.variants import Variant
 DTYPES = ("bf16", "fp16")
 LOADERS = ("ragged", "paged", "gather")
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
+BLOCK_SMEM = {
+    "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
+    "sm_90a": 227 << 10,
+}  # fmt: skip
+"""Bytes of shared memory that a block may use (CUDA programming guide, compute capabilities)."""
+_FP16_MAX = 65504
 
 
 def has_dependent_launch(arch: str) -> bool:
@@ -74,7 +80,7 @@ class KernelSpec:
             (Hopper: by TMA, page sizes that are a multiple of 16). "gather": Hopper, through a page
             table by cp.async, any page size.
         group: query heads per KV head.
-        variant: masks and logits.
+        variant: the hooks.
         tile: a row of the architecture's table.
         delays: debugging aid (hopper_tile): every warp sleeps for random times between the steps of
             its role, which must not change a bit of the result. See hopper/delays.py.
@@ -137,6 +143,14 @@ class KernelSpec:
                 f"fixed_pieces is True; {self.schedule!r} does not cut tiles itself, only"
                 " 'ampere_decode' does"
             )
+        if self.dtype == "fp16" and not self.variant.softmax:
+            low, high = self.variant.weights_between() or (0.0, 0.0)
+            if max(-low, high) > _FP16_MAX:
+                reasons.append(
+                    f"dtype is 'fp16', which ends at {_FP16_MAX}, but weights of variant"
+                    f" {self.variant.name!r} are between {low:g} and {high:g}: clamp what the"
+                    " logits hook returns, or take bf16"
+                )
         if self.group < 1:
             reasons.append(f"group is {self.group}; it is num_qo_heads / num_kv_heads, at least 1")
         return reasons

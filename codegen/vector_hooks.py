@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from cute_attn.codegen.hooks import accessor
 from cute_attn.variants import Hook, Scalar, Variant
+from cute_attn.variants.program import ROW_ROLES, VECTOR_ROLES
 from cute_attn.variants.vector_printer import VectorFunctions, as_statements, vector_functions
 
 UNIT = 16
@@ -34,7 +36,7 @@ class VectorHooks:
     """The vector hooks of one kernel.
 
     Attributes:
-        text: their structs: QueryHook, KeyHook, ValueHook.
+        text: their structs, QueryHook, KeyHook, ValueHook, behind accessors of what they read.
         roles: which there are, of "query", "key" and "value".
         turns: for each role, where its `Turns` are in shared memory, "" if it turns nothing.
         tables: members of shared memory that hold `Turns`: hook, name.
@@ -53,8 +55,11 @@ class VectorHooks:
 
 @lru_cache(maxsize=64)
 def vector_hooks(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> VectorHooks:
-    """The vector hooks of a kernel for such head dims."""
-    structs: list[str] = []
+    """The vector hooks of a kernel for such head dims. They go behind what `cpp_row_hooks` has
+    printed and ahead of `cpp_hooks`."""
+    there = variant.read_by(*ROW_ROLES)
+    own = variant.read_by(*VECTOR_ROLES)
+    structs = [accessor(t) for t in variant.tensors if t in own and t not in there]
     turns: dict[str, str] = {}
     tables: dict[str, tuple[str, str]] = {}
     known: dict[tuple[str, int], str] = {}

@@ -29,7 +29,7 @@ POINTS = {
     "V rows, zeroed": r"zero_rows<",
     "a fence": r"__threadfence(?:_block)?\(\)|cutlass::arch::fence_view_async_shared\(\)",
     "a named barrier": r"cutlass::arch::NamedBarrier::sync\(",
-    "output rows": r"store_row(?:_by_lines<[^>]*>)?\(|Output::(?:write_item|write_empty|merge)\(",
+    "output rows": r"store_row(?:_by_lines<[^>]*>)?\(|Output::(?:write_\w+|merge)\(",
     "a piece": r"store_partial_row<[^>]*>\(|merges\.(?:arrive|find_share)\(",
 }
 

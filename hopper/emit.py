@@ -9,7 +9,14 @@ from pathlib import Path
 
 from cute_attn.abi import ParameterBlock
 from cute_attn.codegen.attention_params import attention_params
-from cute_attn.codegen.hooks import cpp_hooks, cpp_limit, hook_headers, number_lines
+from cute_attn.codegen.hooks import (
+    cpp_hooks,
+    cpp_limit,
+    cpp_row_hooks,
+    hidden_score,
+    hook_headers,
+    number_lines,
+)
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
@@ -17,6 +24,7 @@ from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
 from cute_attn.codegen.vector_hooks import vector_hooks, vector_reasons
 from cute_attn.hopper import tiles
 from cute_attn.hopper.delays import expand, with_delays
+from cute_attn.variants import Variant
 
 SCHEDULE = "hopper_tile"
 _HERE = Path(__file__).parent
@@ -98,6 +106,14 @@ def _in_words(roles: tuple[str, ...]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
+def _output_hooks(variant: Variant) -> str:
+    """The last arguments of the `ItemOutput` of a kernel that acts on finished rows."""
+    if variant.finish is None:
+        return ""
+    hooks = "RowHooks" if cpp_row_hooks(variant) else "NoRowHooks"
+    return f", {hooks}, {str(variant.softmax).lower()}"
+
+
 def emit(spec: KernelSpec) -> GeneratedKernel:
     """Generates the kernel.
 
@@ -110,7 +126,6 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     element, mma_type = _ELEMENTS[spec.dtype]
     params = params_of(spec)
     vectors = vector_hooks(variant, spec.head_dim_qk, spec.head_dim_vo)
-    hooks = cpp_hooks(variant, mask=not variant.band_is_mask)
     copied = [("q_copied", "kStagesQ")] if vectors else []
     copied += [(f"{x}_copied", "kStages") for x, role in _ROLE_OF.items() if role in vectors.roles]
     landed = {x: f"{x}_copied" if (f"{x}_copied", n) in copied else f"{x}_full"
@@ -118,6 +133,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     gather, q_tma = spec.loader == "gather", q_by_tma(spec)
     smem_bytes = tiles.smem_bytes(tile, spec.head_dim_qk, spec.head_dim_vo, variant)
     q_bytes, k_bytes, v_bytes = tiles.tile_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
+    skips = variant.block_test is not None
     text = render(
         _HERE / "templates" / "tile.cu.jinja",
         spec=spec,
@@ -128,7 +144,10 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         smem_bytes=smem_bytes,
         smem_budget=f"Q {q_bytes}, K {k_bytes}, V {v_bytes}, barriers",
         params_struct=cpp_struct(params),
-        hooks="\n\n".join(filter(None, [hooks, vectors.text])),
+        hooks=cpp_hooks(variant, mask=not variant.band_is_mask),
+        row_hooks=cpp_row_hooks(variant),
+        output_hooks=_output_hooks(variant),
+        hidden=hidden_score(variant),
         vectors=vectors,
         vector_words=_in_words(vectors.roles),
         turns_of=lambda role: f"smem.{vectors.turns[role]}" if vectors.turns[role] else "NoTurns()",
@@ -153,8 +172,10 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         by_lines=spec.head_dim_vo in (128, 192, 256),
         one_loop=_one_loop(spec),
         # Which code the variant needs: see `Variant.band_is_mask`.
-        transform_scores=bool(variant.logits) or not variant.band_is_mask,
-        all_masked=not variant.band_is_mask,
+        scores_hooked=bool(variant.logits) or not variant.band_is_mask,
+        by_band=variant.band_is_mask,
+        skips_blocks=skips,
+        all_masked=not variant.band_is_mask and not skips,
         band_right=cpp_limit(variant.band.right) if variant.band_is_mask else None,
         band_left=cpp_limit(variant.band.left) if variant.band_is_mask else None,
     )

@@ -14,7 +14,7 @@ from dataclasses import replace
 from cute_attn.codegen.smem_tile import SmemTile, padded_columns
 from cute_attn.codegen.spec import Tile
 from cute_attn.codegen.vector_hooks import sums_before_pairs, turns_bytes
-from cute_attn.variants import Variant
+from cute_attn.variants import Tensor, Variant
 
 SMEM_PER_BLOCK = 232_448  # bytes a block may use on sm_90
 REGISTERS_PER_SM = 65_536
@@ -171,13 +171,14 @@ def _with_hooks(
     if dims != (128, 128):
         return replace(tile, kv=min(tile.kv, _HOOK_KV[dims][gather]))
     few = tile.q == FEW_ROWS
-    if variant.band_is_mask and not variant.tensors:  # a few instructions per score
+    tensors = any(isinstance(p, Tensor) for p in variant.read_by("mask", "logits"))
+    if variant.band_is_mask and not tensors:  # a few instructions per score
         if not slow:
             return tile if few else _TWO_Q_TILES
         return replace(tile, kv=_HOOK_KV[dims][gather])
     # Addresses of tensors, conditions of masks other than bands: of 112 keys up to 140 bytes
     # spill.
-    keys = 80 if variant.logits and variant.tensors and not few else 96
+    keys = 80 if variant.logits and tensors and not few else 96
     return replace(tile if few else _TWO_Q_TILES, kv=keys)
 
 

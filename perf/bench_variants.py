@@ -59,8 +59,16 @@ def error(
     rows, k = case.rows(q[at].float().transpose(0, 1), positions[:, 0]), case.rows(k, keys[0])
     scores = rows @ k.mT * q.shape[2] ** -0.5
     scores = case.bend(scores, heads, positions, keys)
-    scores = scores.masked_fill(~case.keep(positions, keys), -torch.inf)
-    want = (scores.softmax(-1) @ v).transpose(0, 1)
+    hidden = ~case.keep(positions, keys)
+    if case.softmax:
+        scores = scores.masked_fill(hidden, -torch.inf)
+        total = scores.logsumexp(-1, keepdim=True)
+        if case.sinks is not None:
+            total = torch.logaddexp(total, case.sinks.to(scores)[:, None, None])
+        weights = (scores - total).exp()
+    else:
+        weights = scores.masked_fill(hidden, 0)
+    want = (weights @ v).transpose(0, 1)
     return float((out[at] - want).norm() / want.norm())
 
 

@@ -51,6 +51,9 @@ def attend(
     mask: Mask | None = None,
     sm_scale: float | None = None,
     soft_cap: float | None = None,
+    weight: Callable[[F64], F64] | None = None,
+    sinks: Any = None,
+    output: Callable[[F64, Any, Any], F64] | None = None,
     q_pos: int | None = None,
     kv_pos: int = 0,
 ) -> tuple[F64, F64]:
@@ -62,12 +65,16 @@ def attend(
         mask: visible pairs of positions; None = all.
         sm_scale: default 1 / sqrt(head_dim_qk).
         soft_cap: scores s become cap * tanh(s / cap), before the mask.
+        weight: instead of a softmax: visible keys weigh weight(score). lse is then 0.
+        sinks: (num_qo_heads,) logits that take part in the softmax and have no value.
+        output: last of all, out (rows, head_dim_vo) of a head becomes output(out, head, positions),
+            positions (rows, 1).
         q_pos, kv_pos: positions of the first query and key; by default the last query stands at the
             last key.
 
     Returns:
         out (q_len, num_qo_heads, head_dim_vo) and lse (q_len, num_qo_heads), natural log. A row
-        that sees nothing: 0 and -inf.
+        that sees nothing: 0 and -inf, or the sink.
     """
     q, k, v = to64(q), to64(k), to64(v)
     (q_len, qo_heads, head_dim), (kv_len, kv_heads, _) = q.shape, k.shape
@@ -76,10 +83,8 @@ def attend(
     group = qo_heads // kv_heads
     out = np.zeros((q_len, qo_heads, v.shape[-1]))
     lse = np.full((q_len, qo_heads), -np.inf)
-    if kv_len == 0:
-        return out, lse
     key_positions = kv_pos + np.arange(kv_len)
-    step = max(1, _MAX_SCORES // kv_len)
+    step = max(1, _MAX_SCORES // max(1, kv_len))
     for head in range(qo_heads):
         keys, values = k[:, head // group], v[:, head // group]
         for begin in range(0, q_len, step):
@@ -87,16 +92,26 @@ def attend(
             s = q[rows, head] @ keys.T * scale
             if soft_cap is not None:
                 s = soft_cap * np.tanh(s / soft_cap)
+            positions = (first + np.arange(rows.start, rows.stop))[:, None]
+            visible = np.ones(s.shape, bool)
             if mask is not None:
-                positions = first + np.arange(rows.start, rows.stop)
-                s = np.where(mask(positions[:, None], key_positions[None, :]), s, -np.inf)
-            top = s.max(axis=1)
-            seen = top > -np.inf
-            p = np.exp(s - np.where(seen, top, 0.0)[:, None])
-            total = p.sum(axis=1)
-            safe = np.where(seen, total, 1.0)
-            out[rows, head] = (p @ values) / safe[:, None]
-            lse[rows, head] = np.where(seen, top + np.log(safe), -np.inf)
+                visible = np.broadcast_to(mask(positions, key_positions[None, :]), s.shape)
+            if weight is not None:
+                out[rows, head] = np.where(visible, weight(s), 0.0) @ values
+                lse[rows, head] = 0.0
+            else:
+                sink = -np.inf if sinks is None else float(sinks[head])
+                s = np.where(visible, s, -np.inf)
+                top = s.max(axis=1, initial=sink)
+                seen = top > -np.inf
+                base = np.where(seen, top, 0.0)
+                p = np.exp(s - base[:, None])
+                total = p.sum(axis=1) + np.exp(sink - base)
+                safe = np.where(seen, total, 1.0)
+                out[rows, head] = (p @ values) / safe[:, None]
+                lse[rows, head] = np.where(seen, top + np.log(safe), -np.inf)
+            if output is not None:
+                out[rows, head] = output(out[rows, head], head, positions)
     return out, lse
 
 

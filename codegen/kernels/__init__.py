@@ -1,5 +1,5 @@
 """Architecture-neutral kernels: merge of partial results, merge of states, append to a cache, the
-planner of decode steps.
+planner of decode steps, ranges of tensors.
 
 Each module has an `emit_*` that returns a `GeneratedKernel` and a `*_grid` that says how to launch
 it.
@@ -11,6 +11,11 @@ from cute_attn.codegen.kernels.append import (
     append_params,
     emit_append,
     rope_steps,
+)
+from cute_attn.codegen.kernels.block_ranges import (
+    block_ranges_grid,
+    emit_block_ranges,
+    range_tables,
 )
 from cute_attn.codegen.kernels.merge import emit_merge, merge_grid
 from cute_attn.codegen.kernels.merge_states import (
@@ -28,7 +33,9 @@ __all__ = [
     "ROPE_STYLES",
     "append_grid",
     "append_params",
+    "block_ranges_grid",
     "emit_append",
+    "emit_block_ranges",
     "emit_merge",
     "emit_merge_states",
     "emit_plan_decode",
@@ -37,5 +44,6 @@ __all__ = [
     "merge_states_params",
     "plan_decode_divisors",
     "plan_decode_params",
+    "range_tables",
     "rope_steps",
 ]

@@ -10,6 +10,7 @@ attention kernel ends.
 from __future__ import annotations
 
 from cute_attn.codegen.attention_params import merge_params
+from cute_attn.codegen.hooks import cpp_row_hooks, hook_headers, number_lines
 from cute_attn.codegen.kernels.common import (
     ELEMENTS,
     TEMPLATES,
@@ -21,11 +22,19 @@ from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import has_dependent_launch
+from cute_attn.variants import Variant
 
 THREADS = 256
 
 
-def emit_merge(arch: str, dtype: str, head_dim_vo: int, tile_q: int, group: int) -> GeneratedKernel:
+def emit_merge(
+    arch: str,
+    dtype: str,
+    head_dim_vo: int,
+    tile_q: int,
+    group: int,
+    variant: Variant | None = None,
+) -> GeneratedKernel:
     """Generates the merge for one tile shape.
 
     Args:
@@ -34,6 +43,8 @@ def emit_merge(arch: str, dtype: str, head_dim_vo: int, tile_q: int, group: int)
         head_dim_vo: elements of an output row; a multiple of 8.
         tile_q: packed query rows per tile, as in the attention kernel.
         group: query heads per KV head.
+        variant: whose rows they are; what it does with finished ones (`Variant.finish`) is done
+            here. None: nothing.
 
     Raises:
         UnsupportedSpecError: with the reasons.
@@ -42,10 +53,12 @@ def emit_merge(arch: str, dtype: str, head_dim_vo: int, tile_q: int, group: int)
     if tile_q < 1 or group < 1:
         raise ValueError(f"tile_q and group must be at least 1, got {tile_q} and {group}")
     split = row_threads(head_dim_vo, threads=THREADS)
-    params = merge_params()
+    finish = None if variant is None else variant.finish
+    params = merge_params(finish)
+    own = () if finish is None else (finish,)
     name = symbol(
-        f"merge_{dtype}_d{head_dim_vo}_q{tile_q}_g{group}_{arch}",
-        arch, dtype, head_dim_vo, tile_q, group,
+        f"merge_{dtype}_d{head_dim_vo}_q{tile_q}_g{group}{'_finish' if own else ''}_{arch}",
+        arch, dtype, head_dim_vo, tile_q, group, *own,
     )  # fmt: skip
     text = render(
         TEMPLATES / "merge.cu.jinja",
@@ -57,10 +70,14 @@ def emit_merge(arch: str, dtype: str, head_dim_vo: int, tile_q: int, group: int)
         group=group,
         split=split,
         dependent_launch=has_dependent_launch(arch),
+        softmax=finish is None or finish.softmax,
+        row_state=finish is not None and finish.row_state is not None,
+        row_hooks="" if finish is None else cpp_row_hooks(finish),
+        hook_headers=[] if finish is None else hook_headers(finish),
     )
     return GeneratedKernel(
         name=name,
-        text=text,
+        text=number_lines(text),
         arch=arch,
         threads=split.threads,
         smem_bytes=0,

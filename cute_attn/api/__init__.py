@@ -7,6 +7,7 @@ from cute_attn.api.flex import from_flex
 from cute_attn.api.kernel import Kernel, build, warmup
 from cute_attn.api.one_shot import attention, single_decode, single_prefill
 from cute_attn.api.states import merge_states
+from cute_attn.api.templates import register_template
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
 from cute_attn.formats import BlockSparseKV, BlockTableKV, DeviceKV, PagedKV, RaggedKV
 from cute_attn.variants import (
@@ -15,6 +16,7 @@ from cute_attn.variants import (
     Variant,
     YarnScaling,
     alibi,
+    attention_sinks,
     causal,
     chunked_local,
     document_mask,
@@ -23,6 +25,7 @@ from cute_attn.variants import (
     qk_norm,
     relative_bias,
     rope,
+    sigmoid_attention,
     sliding_window,
     soft_cap,
     streaming_llm,
@@ -48,6 +51,7 @@ __all__ = [
     "alibi",
     "append_paged_kv",
     "attention",
+    "attention_sinks",
     "build",
     "causal",
     "choose",
@@ -58,8 +62,10 @@ __all__ = [
     "merge_states",
     "prefix_lm",
     "qk_norm",
+    "register_template",
     "relative_bias",
     "rope",
+    "sigmoid_attention",
     "single_decode",
     "single_prefill",
     "sliding_window",

@@ -35,7 +35,6 @@ from cute_attn.scheduler import Constants, Explanation, Launch, Plan, explain
 from cute_attn.variants import Variant
 
 KV_LAYOUTS = ("NHD", "HND")
-SCHEDULES = (dispatch.HOPPER_TILE, dispatch.AMPERE_TILE, dispatch.AMPERE_DECODE)
 
 
 class BatchAttention:
@@ -71,8 +70,8 @@ class BatchAttention:
         costs: constants for planning: a file of `cute-attn calibrate` for this kind of GPU, or
             `Constants`; default: CUTE_ATTN_COST_FILE, else the user's file for it, if there is
             one, else those of an H200 (docs/calibration.md). Not on the CPU.
-        schedule: force a kernel family: "hopper_tile", "ampere_tile" or "ampere_decode"; default:
-            chosen by the device and the lengths at every plan().
+        schedule: force a kernel family: "hopper_tile", "ampere_tile", "ampere_decode" or one of
+            `register_template`; default: chosen by the device and the lengths at every plan().
 
     Not for use by several threads at once.
 
@@ -112,7 +111,7 @@ class BatchAttention:
             if capacity is not None:
                 checks.positive(name, capacity)
         if schedule is not None:
-            checks.one_of("schedule", schedule, SCHEDULES)
+            checks.one_of("schedule", schedule, dispatch.known_schedules())
         if sm_scale is None:
             sm_scale = 1 / math.sqrt(head_dim)
         if not (math.isfinite(sm_scale) and sm_scale > 0):
@@ -362,11 +361,8 @@ class BatchAttention:
         tensors: Mapping[str, torch.Tensor] | None,
         step: AnyStep,
     ) -> Parameters:
-        shape = self._shape
-        heads = shape.num_qo_heads, shape.num_kv_heads
-        head_dims = shape.head_dim_qk, shape.head_dim_vo
-        parameters = bind(shape.variant, scalars, tensors, shape.device, heads, head_dims, step)
-        self._backend.check_parameters(parameters)
+        parameters = bind(self._shape, scalars, tensors, step)
+        self._backend.take_parameters(parameters)
         return parameters
 
     def _set_step(self, step: AnyStep, parameters: Parameters) -> None:
@@ -404,13 +400,15 @@ class BatchAttention:
             v: as k with head_dim_vo; its strides may differ from k's.
             out: (q_tokens, num_qo_heads, head_dim_vo), to be written.
             lse: (q_tokens, num_qo_heads) float32, contiguous, to be written.
-            return_lse: also return the log-sum-exp of each row's scores (natural logarithm).
+            return_lse: also return the log-sum-exp of each row's scores (natural logarithm), as a
+                row_state hook returns it. Not for variants without softmax.
             scalars: other values for the variant's scalars than planned; not for those that decide
                 which keys are read (e.g. window_left: plan again).
             tensors: the variant's tensors, where they are others than planned.
 
         Returns:
-            out, or (out, lse) if return_lse or lse is given. Rows that see no key: out 0, lse -inf.
+            out, or (out, lse) if return_lse or lse is given. Rows that see no key: out 0, lse -inf,
+            or what the variant's hooks on rows make of that.
 
         Raises:
             TypeError, ValueError: a tensor does not fit the plan; nothing was launched.
@@ -426,6 +424,11 @@ class BatchAttention:
         values = self._parameters
         if scalars is not None or tensors is not None:
             values = self._override(scalars or {}, tensors)
+        if (return_lse or lse is not None) and not self._shape.variant.softmax:
+            raise ValueError(
+                f"{'lse is given' if lse is not None else 'return_lse is True'}, but variant"
+                f" {self._shape.variant.name!r} has no softmax, so its rows have no log-sum-exp"
+            )
         if values.missing is not None:
             raise ValueError(f"the variant reads tensor {values.missing!r}: give it in tensors=")
         try:

@@ -73,7 +73,12 @@ class CpuBatch:
             )
         else:
             self.plan_of_step = plan_batch(
-                requests, geometry, _NUM_BLOCKS, max_requests=most, cost=cost
+                requests,
+                geometry,
+                _NUM_BLOCKS,
+                max_requests=most,
+                cost=cost,
+                visible=step.visible,
             )
         self._step = step
 
@@ -92,8 +97,8 @@ class CpuBatch:
         scalars = step.scalars
         self.plan(make_step(qo_indptr, kv_format, shape.variant, scalars, shape.device))
 
-    def check_parameters(self, parameters: Parameters) -> None:
-        """There are no graphs that could hold others."""
+    def take_parameters(self, parameters: Parameters) -> None:
+        """There are no graphs that could hold others, and no tables."""
 
     def check_plan(self) -> None:
         """Nothing is left to check."""

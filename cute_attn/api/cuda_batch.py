@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_attn.api import checks, dispatch
+from cute_attn.api.block_ranges import BlockRanges
 from cute_attn.api.captured import Captured
 from cute_attn.api.costs import constants_of
 from cute_attn.api.device_planner import DevicePlanner, check_device_step
@@ -34,6 +35,7 @@ from cute_attn.api.shape import BatchShape, refuse_kv
 from cute_attn.api.side_by_side import Split, divide
 from cute_attn.api.step import AnyStep, DeviceStep, Step
 from cute_attn.api.stream_order import StreamOrder
+from cute_attn.codegen.kernels import range_tables
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.formats import KVFormat
 from cute_attn.runtime.device import device_info
@@ -117,6 +119,9 @@ class CudaBatch:
             self._fixed = FixedPlans(shape.device, max_requests, max_pages, cuda_graph=cuda_graph)
         self._captured = Captured()
         self._planner: DevicePlanner | None = None  # made by the first plan_on_device()
+        # The launch beside another one reads what that one's ranges are.
+        self._reads_ranges = launch == 0 and bool(range_tables(shape.variant))
+        self._ranges: BlockRanges | None = None  # made for the first parameters
         self._planned = False
         self._in_graphs: list[KVFormat] = []  # captured graphs read their tensors
         self.plan_of_step: Plan | None = None
@@ -224,10 +229,22 @@ class CudaBatch:
             self._in_graphs.append(kv)
         self._set_step(step, None, self._store.table_address)
 
-    def check_parameters(self, parameters: Parameters) -> None:
-        """Raises ValueError if a captured graph holds other tensors."""
+    def take_parameters(self, parameters: Parameters) -> None:
+        """Finds room for what is derived from tensors of the variant.
+
+        Raises:
+            ValueError: a captured graph holds other tensors.
+            RuntimeError: the kernel that derives it is not loaded and a graph is being captured.
+        """
         if parameters.tensors and not torch.cuda.is_current_stream_capturing():
             self._captured.check_tensors(parameters)
+        if not self._reads_ranges:
+            return
+        with torch.cuda.device(self._index):
+            if self._ranges is None:
+                arch = dispatch.emitter_arch(self._info.arch, dispatch.AMPERE_DECODE)
+                self._ranges = BlockRanges(arch, self._shape.variant, self._shape.device)
+            self._ranges.place(parameters)
 
     def check_plan(self) -> None:
         """Raises what the device found wrong; see `DevicePlanner.check`."""
@@ -282,6 +299,7 @@ class CudaBatch:
                 blocks,
                 max_requests=self._max_requests,
                 cost=kernels.cost,
+                visible=step.visible,
                 memory=self._memory,
             )
         return _Prepared(kernels, plan)
@@ -433,12 +451,15 @@ class CudaBatch:
         if self._cuda_graph and torch.cuda.is_current_stream_capturing():
             table = self._paging.table_address
             self._captured.note(q.shape[0], binding.capacity, table, parameters)
+        if self._ranges is not None:
+            self._ranges.run(parameters, stream)
         self._launch(self._num_blocks, stream, arguments.address)
         if self._after_planner and not other_stream:
             self._launch, self._after_planner = kernels.launch, False
         if self._has_merge:
             fields = self._merge_fields
-            kernels.run_merge(self._num_blocks, stream, out_address, lse_address, fields)
+            blocks = self._num_blocks
+            kernels.run_merge(blocks, stream, out_address, lse_address, fields, parameters)
         if self._two_launches:
             assert self._decodes is not None
             self._decodes.run(q, k, v, out, lse, False, parameters)

@@ -11,6 +11,7 @@
     sm_80, sm_86, sm_89, sm_90                                ampere_decode / ampere_tile
 
 Where the Hopper kernel has no row in its table for the head dims, ampere_tile for sm_90 is taken.
+Schedules of users (`register_template`) are taken by their names only.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cute_attn import ampere, hopper
+from cute_attn.codegen.registered import REGISTERED
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
 from cute_attn.codegen.vector_hooks import is_heavy, turns_bytes
@@ -40,6 +42,7 @@ FEW_TILES = max(ampere.TILES_PER_SM)
 HOPPER_TILE = "hopper_tile"
 AMPERE_TILE = "ampere_tile"
 AMPERE_DECODE = "ampere_decode"
+BUILT_IN_SCHEDULES = (HOPPER_TILE, AMPERE_TILE, AMPERE_DECODE)
 
 VARIANTS = {
     "full": full(),
@@ -58,7 +61,7 @@ class Problem:
         dtype: "bf16" or "fp16".
         head_dim_qk, head_dim_vo: elements.
         group: query heads per KV head.
-        variant: masks and logits.
+        variant: the hooks.
         page_size: tokens per page, or None for ragged KV.
     """
 
@@ -84,9 +87,21 @@ def named_variant(variant: str | Variant) -> Variant:
 
 def emitter_arch(device_arch: str, schedule: str) -> str:
     """What a schedule is compiled for on a device: the Ampere kernels need no "a" features."""
-    if schedule == HOPPER_TILE:
+    own = REGISTERED.get(schedule)
+    if schedule == HOPPER_TILE or (own is not None and device_arch in own.archs):
         return device_arch
     return {"sm_90a": "sm_90", "sm_87": "sm_86"}.get(device_arch, device_arch)
+
+
+def known_schedules() -> tuple[str, ...]:
+    """Names of all schedules, those of users last."""
+    return (*BUILT_IN_SCHEDULES, *REGISTERED)
+
+
+def costs_of(schedule: str) -> str:
+    """The built-in schedule whose costs and times a schedule has."""
+    own = REGISTERED.get(schedule)
+    return schedule if own is None else own.costs_like
 
 
 def schedules(problem: Problem, rows: int | None) -> list[str]:
@@ -169,6 +184,9 @@ def spec_for(
         tile=tile or Tile(q=64, kv=64, stages=2, threads=128),
     )
     reasons = supports(spec)
+    own = REGISTERED.get(schedule)
+    if own is not None and own.tensor_maps and (problem.page_size or 0) % 16:
+        reasons.append(f"page_size is {problem.page_size}; tensor maps take multiples of 16")
     if tile is None and not reasons:
         reasons = [f"no tile for head dims ({spec.head_dim_qk}, {spec.head_dim_vo}) on {arch}"]
     if reasons:
@@ -236,6 +254,8 @@ def default_tile(
     long: bool = False,
 ) -> Tile | None:
     """The row of the architecture's tile table, or None."""
+    if schedule in REGISTERED:
+        return REGISTERED[schedule].tiles.get((head_dim_qk, head_dim_vo))
     if schedule == HOPPER_TILE:
         return hopper.default_tile(
             head_dim_qk, head_dim_vo, loader, variant, rows=rows, page_size=page_size, long=long
@@ -269,6 +289,8 @@ def geometry(spec: KernelSpec, num_kv_heads: int, band: tuple[int, int]) -> Geom
 
 def supports(spec: KernelSpec) -> list[str]:
     """Reasons why no kernel can be generated for `spec`, one line each; empty = it can."""
+    if spec.schedule in REGISTERED:
+        return REGISTERED[spec.schedule].reasons(spec)
     return hopper.supports(spec) if spec.schedule == HOPPER_TILE else ampere.supports(spec)
 
 
@@ -278,6 +300,8 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     Raises:
         UnsupportedSpecError: `supports(spec)` gives reasons against it.
     """
+    if spec.schedule in REGISTERED:
+        return REGISTERED[spec.schedule].emit(spec)
     return hopper.emit(spec) if spec.schedule == HOPPER_TILE else ampere.emit(spec)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from cute_attn.variants import Variant
+from cute_attn.variants.expression import ARGUMENTS
 from cute_attn.variants.traced import Traced
 from cute_attn.variants.traced_tensor import TracedTensor, captured
 
@@ -23,9 +24,8 @@ _CONVERTED = {
 }  # fmt: skip
 # Names that the kernels' parameters have: a tensor of such a name gets another.
 _TAKEN = frozenset(
-    {"q", "k", "v", "out", "lse", "plan", "score", "b", "h", "q_idx", "kv_idx", "params",
-     "page_table", "page_size", "sm_scale"}
-)  # fmt: skip
+    {"q", "k", "v", "plan", "params", "page_table", "page_size", "sm_scale", *ARGUMENTS}
+)
 
 
 def from_flex(

@@ -209,4 +209,6 @@ def warmup(
 
 def merge_of(spec: KernelSpec) -> GeneratedKernel:
     """The merge that follows the kernel of `spec`."""
-    return emit_merge(spec.arch, spec.dtype, spec.head_dim_vo, spec.tile.q, spec.group)
+    return emit_merge(
+        spec.arch, spec.dtype, spec.head_dim_vo, spec.tile.q, spec.group, spec.variant
+    )

@@ -26,7 +26,6 @@ from cute_attn.formats import KVViews
 from cute_attn.runtime.tensor_map import TensorMapEncoder, TensorMapSpec, replace_address
 from cute_attn.scheduler import Constants, Geometry
 
-_LOG2_E = math.log2(math.e)
 _MAX_BINDINGS = 1024
 # Of these, a kernel has what it needs: q_map, or q and its strides; arrivals if it merges itself.
 _ROWS = (
@@ -91,13 +90,25 @@ class Merge:
         self._spec = spec
         self._arguments = self.kernel.arguments()
         self._arguments.set(num_kv_heads=shape.num_kv_heads)
-        rows = FieldWriter(self.kernel.generated.params, _MERGE_ROWS)
+        params = self.kernel.generated.params
+        rows = FieldWriter(params, _MERGE_ROWS)
         self._pack_rows, self._rows_offset = rows.pack_into, rows.offset
+        self._names = params.offsets.keys() - {*_MERGE_ROWS, "num_kv_heads"}  # of the variant
+        self._parameters: Parameters | None = None  # that are in the block
 
     def run(
-        self, num_blocks: int, stream: int, out: int, lse: int, fields: tuple[int, ...]
+        self,
+        num_blocks: int,
+        stream: int,
+        out: int,
+        lse: int,
+        fields: tuple[int, ...],
+        parameters: Parameters,
     ) -> None:
         """Launches it; see `LaunchSet.run_merge`."""
+        if self._parameters is not parameters:
+            self._arguments.set(**{name: parameters[name] for name in self._names})
+            self._parameters = parameters
         self._pack_rows(self._arguments.view, self._rows_offset, out, lse, *fields)
         grid = merge_grid(self._spec.head_dim_vo, self._spec.tile.q, num_blocks)
         self._launch(grid, stream, self._arguments.address)
@@ -160,12 +171,18 @@ class LaunchSet:
         return found
 
     def run_merge(
-        self, num_blocks: int, stream: int, out: int, lse: int, fields: tuple[int, ...]
+        self,
+        num_blocks: int,
+        stream: int,
+        out: int,
+        lse: int,
+        fields: tuple[int, ...],
+        parameters: Parameters,
     ) -> None:
         """Launches the merge for a plan of `num_blocks` thread blocks. `fields`: what follows out
-        and lse in its argument block."""
+        and lse in its argument block; `parameters`: of the variant."""
         assert self._merge is not None
-        self._merge.run(num_blocks, stream, out, lse, fields)
+        self._merge.run(num_blocks, stream, out, lse, fields, parameters)
 
     def q_map(self, q: torch.Tensor) -> TensorMapEncoder | None:
         """Of tensors shaped like q; None if the kernel takes q by pointer and strides."""
@@ -232,11 +249,7 @@ class LaunchSet:
     def _fill(self, binding: Binding, views: KVViews, paging: Paging, spare: int) -> None:
         """Writes everything of an argument block but rows and parameters."""
         shape, arguments = self._shape, binding.arguments
-        arguments.set(
-            num_kv_heads=shape.num_kv_heads,
-            sm_scale=shape.sm_scale,
-            scale_log2=_LOG2_E if shape.variant.logits else shape.sm_scale * _LOG2_E,
-        )
+        arguments.set(num_kv_heads=shape.num_kv_heads)
         if views.page_size:
             magic, shift = page_division(views.page_size)
             arguments.set(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cute_attn.api.dispatch import Problem, choose, geometry, is_long, tiles_per_sm
+from cute_attn.api.dispatch import Problem, choose, costs_of, geometry, is_long, tiles_per_sm
 from cute_attn.api.side_by_side import SideBySide
 from cute_attn.api.step import Step, make_step
 from cute_attn.codegen.spec import KernelSpec
@@ -23,6 +23,7 @@ from cute_attn.scheduler import (
     Plan,
     RequestBatch,
     Timing,
+    Visible,
     plan_batch,
 )
 
@@ -32,7 +33,7 @@ def cost_of(spec: KernelSpec, constants: Constants = BUILT_IN) -> CostModel:
     return CostModel.for_kernel(
         spec.head_dim_qk,
         spec.head_dim_vo,
-        schedule=spec.schedule,
+        schedule=costs_of(spec.schedule),
         blocks_per_sm=spec.tile.blocks_per_sm,
         constants=constants,
     )
@@ -43,7 +44,7 @@ def timing_of(spec: KernelSpec, constants: Constants = BUILT_IN) -> Timing:
     return Timing.for_kernel(
         spec.head_dim_qk,
         spec.head_dim_vo,
-        schedule=spec.schedule,
+        schedule=costs_of(spec.schedule),
         loader=spec.loader,
         blocks_per_sm=spec.tile.blocks_per_sm,
         constants=constants,
@@ -76,17 +77,21 @@ class Part:
         requests: lengths.
         geometry: tile shape and band.
         num_blocks: thread blocks of the grid.
+        visible: of a mask that empties KV blocks within the band.
     """
 
     spec: KernelSpec
     requests: RequestBatch
     geometry: Geometry
     num_blocks: int
+    visible: Visible | None = None
 
     def plan(self, constants: Constants = BUILT_IN) -> Plan:
         """The launch's plan."""
         cost = cost_of(self.spec, constants)
-        return plan_batch(self.requests, self.geometry, self.num_blocks, cost=cost)
+        return plan_batch(
+            self.requests, self.geometry, self.num_blocks, cost=cost, visible=self.visible
+        )
 
 
 def parts_of(
@@ -135,5 +140,6 @@ def parts_of(
             schedule=schedule,
         )
         tiles = geometry(spec, num_kv_heads, step.band)
-        found.append(Part(spec, requests, tiles, sms * spec.tile.blocks_per_sm))
+        blocks = sms * spec.tile.blocks_per_sm
+        found.append(Part(spec, requests, tiles, blocks, step.visible))
     return found

@@ -40,7 +40,7 @@ def attention(
         sm_scale: softmax scale; default 1 / sqrt(head_dim).
         scalars: numbers that the variant reads.
         tensors: tensors that the variant reads, by name.
-        return_lse: also return the log-sum-exp.
+        return_lse: also return the log-sum-exp; not for variants without softmax.
 
     A tensor whose batch stride is not length * token stride is copied first.
 

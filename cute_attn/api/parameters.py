@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import AnyStep, Step
-from cute_attn.variants import Variant
+from cute_attn.variants.evaluate import evaluate
+from cute_attn.variants.expression import Expression
+
+_LOG2_E = math.log2(math.e)
 
 
 class Parameters(dict[str, float | int]):
-    """Fields of the argument block by name: scalars, and addresses, strides and sizes of tensors.
+    """Fields of the argument block by name: scalars and what scores are scaled by, addresses,
+    strides and sizes of tensors, and addresses of tables of ranges.
 
     Attributes:
         scalars: values of the variant's scalars.
         tensors: its tensors by name.
         missing: a tensor that it has and that was not given, or None.
+        tables: memory of the tables of ranges, or None.
     """
 
     def __init__(
@@ -26,9 +33,11 @@ class Parameters(dict[str, float | int]):
         scalars: dict[str, float | int],
         tensors: dict[str, torch.Tensor] | None = None,
         missing: str | None = None,
+        scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
-        super().__init__(scalars)
+        super().__init__(scalars, sm_scale=scales[0], scale_log2=scales[1])
         self.scalars, self.tensors, self.missing = scalars, tensors or {}, missing
+        self.tables: torch.Tensor | None = None
         for name, x in self.tensors.items():
             self[name] = x.data_ptr()
             self.update({f"{name}_stride_{i}": x.stride(i) for i in range(x.dim() - 1)})
@@ -36,35 +45,31 @@ class Parameters(dict[str, float | int]):
 
 
 def bind(
-    variant: Variant,
+    shape: BatchShape,
     scalars: dict[str, float | int],
     tensors: Mapping[str, torch.Tensor] | None,
-    device: torch.device,
-    heads: tuple[int, int],
-    head_dims: tuple[int, int],
     step: AnyStep,
 ) -> Parameters:
-    """Checks a variant's parameters for one step.
+    """Checks the parameters of a variant for one step.
 
     Args:
-        variant: whose they are.
+        shape: of the calls, the variant among it.
         scalars: checked values.
         tensors: by name. None: those that the variant captured; if it has others, they are missing.
-        device: where they have to be.
-        heads: query heads and KV heads.
-        head_dims: elements of query and key rows, and of value rows.
         step: how far indices can reach.
 
     Raises:
         TypeError, ValueError: a tensor is unknown or missing, of a wrong dtype, shape or device.
         IndexError: a hook may read outside a tensor. Not looked at where lengths are on the device.
     """
+    variant, device = shape.variant, shape.device
+    scales = _scales(shape, scalars)
     if not variant.tensors and not tensors:
-        return Parameters(scalars)
+        return Parameters(scalars, scales=scales)
     if tensors is None:
         missing = next((t.name for t in variant.tensors if t.captured is None), None)
         if missing is not None:
-            return Parameters(scalars, missing=missing)
+            return Parameters(scalars, missing=missing, scales=scales)
     found = variant.arrays(tensors)
     for name, x in found.items():
         if not isinstance(x, torch.Tensor):
@@ -75,26 +80,47 @@ def bind(
             raise ValueError(f"{name} has strides {x.stride()}; the last one must be 1")
         if max(x.shape) >= 1 << 31:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; it takes less than 2^31 each")
-    if isinstance(step, Step) and (leaves := _reach(step, heads, head_dims)) is not None:
+    if isinstance(step, Step):
         shapes = {name: tuple(x.shape) for name, x in found.items()}
-        variant.check_indices(shapes, leaves, scalars)
-    return Parameters(scalars, found)
+        rows = step.requests.q_len > 0
+        scores = _reach(step, rows & (step.requests.kv_len > 0), shape)
+        finished = _reach(step, rows, shape)
+        variant.check_indices(shapes, scores, scalars, finished)
+    return Parameters(scalars, found, scales=scales)
 
 
-def _reach(step: Step, heads: tuple[int, int], head_dims: tuple[int, int]) -> dict[str, Any] | None:
-    """What requests, heads and positions of a step are between; None if it has no scores."""
+def _scales(shape: BatchShape, scalars: dict[str, float | int]) -> tuple[float, float]:
+    """What kernels multiply scores with: ahead of the logits hook (`sm_scale`), and to base-2
+    exponents, or without a softmax to weights (`scale_log2`)."""
+    logits = shape.variant.logits
+    base = _LOG2_E if shape.variant.softmax else 1.0
+    if logits is None:
+        return shape.sm_scale, shape.sm_scale * base
+    if logits.program is None:
+        return shape.sm_scale, base
+
+    def value(factor: Expression | None) -> float:
+        return 1.0 if factor is None else float(evaluate(factor, scalars, np.float64))
+
+    stages = logits.program.stages
+    return shape.sm_scale * value(stages.factor), base * value(stages.exponent)
+
+
+def _reach(step: Step, live: Any, shape: BatchShape) -> dict[str, Any] | None:
+    """What requests, heads, positions and columns of the `live` requests of a step are between;
+    None if there are none."""
     q_len, kv_len = step.requests.q_len, step.requests.kv_len
-    live = (q_len > 0) & (kv_len > 0)
     if not live.any():
         return None
     requests = np.flatnonzero(live)
     longest = float(kv_len[live].max())
     return {
         "b": (float(requests[0]), float(requests[-1])),
-        "h": (0.0, heads[0] - 1.0),
-        "kv_head": (0.0, heads[1] - 1.0),
-        "head_dim_qk": (float(head_dims[0]),) * 2,
-        "head_dim_vo": (float(head_dims[1]),) * 2,
+        "h": (0.0, shape.num_qo_heads - 1.0),
+        "kv_head": (0.0, shape.num_kv_heads - 1.0),
+        "head_dim_qk": (float(shape.head_dim_qk),) * 2,
+        "head_dim_vo": (float(shape.head_dim_vo),) * 2,
         "q_idx": (float((kv_len - q_len)[live].min()), longest - 1),
         "kv_idx": (0.0, longest - 1),
+        "d": (0.0, shape.head_dim_vo - 1.0),
     }

@@ -20,7 +20,7 @@ class BatchShape:
     Attributes:
         num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo: sizes.
         dtype: of q, k, v and out.
-        variant: masks and logits.
+        variant: the hooks.
         sm_scale: softmax scale.
         kv_layout: "NHD" or "HND".
         device: where everything lives.

@@ -12,7 +12,7 @@ import torch
 
 from cute_attn.api import checks
 from cute_attn.formats import DeviceKV, KVFormat
-from cute_attn.scheduler import RequestBatch
+from cute_attn.scheduler import RequestBatch, Visible
 from cute_attn.scheduler.each import most
 from cute_attn.variants import Variant
 
@@ -50,10 +50,12 @@ class Step(AnyStep):
         requests: lengths and addresses, in the caller's order.
         page_table: (entries,) int32 host array, an int32 CUDA tensor read as flat memory, or None
             (ragged).
+        visible: of a mask that empties KV blocks within the band.
     """
 
     requests: RequestBatch
     page_table: Any
+    visible: Visible | None
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ def make_step(
         kv_needed=_kv_needed(kv_format),
         scalars=values,
         band=band,
+        visible=variant.visible(values),
     )
 
 

@@ -16,10 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cute_attn.abi import Item, WorkWalker
+from cute_attn.abi.plan import RequestRecord
 from cute_attn.formats import KVFormat, as_numpy, gather_kv, kv_views
 from cute_attn.reference.merge import merge_partials
 from cute_attn.scheduler import Plan
 from cute_attn.variants import Variant
+from cute_attn.variants.evaluate import evaluate
 
 Array = npt.NDArray[Any]
 
@@ -47,7 +49,7 @@ def execute(
         q: (q_tokens, num_qo_heads, head_dim_qk), array or CPU tensor of any float dtype.
         k, v: as `cute_attn.formats.kv_views` takes them; v None if k is a whole paged cache.
         kv_format: where the keys are; page table on the host.
-        variant: masks and logits.
+        variant: the hooks.
         sm_scale: default 1 / sqrt(head_dim_qk).
         scalars: values of the variant's scalars; defaults where not given.
         tensors: the variant's tensors, arrays or CPU tensors.
@@ -56,8 +58,8 @@ def execute(
 
     Returns:
         out (q_tokens, num_qo_heads, head_dim_vo) and lse (q_tokens, num_qo_heads), natural log,
-        both of `dtype`. A row that sees no key has out 0 and lse -inf. Rows of q that belong to no
-        request are NaN.
+        both of `dtype`. A row that sees no key has out 0 and lse -inf, or what hooks on rows make
+        of that. Rows of q that belong to no request are NaN, and so is lse without softmax.
 
     Raises:
         ValueError: the arrays do not fit the plan or the format.
@@ -94,7 +96,9 @@ class _Run:
         self.walker = walker = WorkWalker(plan.view)
         self.views = kv_views(kv_format, k, v, layout)
         arrays = {name: as_numpy(x) for name, x in variant.arrays(tensors).items()}
-        self.parameters = {**variant.values(scalars), **arrays}
+        self.scalars = variant.values(scalars)
+        self.parameters = {**self.scalars, **arrays}
+        self.of_blocks = self._of_blocks(arrays)
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
             raise TypeError(f"dtype is {self.dtype}; it takes float32 or float64")
@@ -109,6 +113,13 @@ class _Run:
         slots = (plan.num_slots, walker.tile_q)
         self.partial_out = np.full((*slots, head_dim_vo), np.nan, self.dtype)
         self.partial_lse = np.full(slots, np.nan, self.dtype)
+
+    def _of_blocks(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
+        """What the mask's test of a KV block reads, beside its corners."""
+        test = self.variant.block_test
+        tables = () if test is None else test.tables
+        found: dict[str, Any] = {f"params.{name}": value for name, value in self.scalars.items()}
+        return {**found, **arrays, **{t.name: t.over(arrays[t.tensor]) for t in tables}}
 
     def _check(self) -> None:
         walker, views, q = self.walker, self.views, self.q
@@ -150,12 +161,13 @@ class _Run:
         for item in items:
             begin = min(item.block_begin * tile_kv, record.kv_len)
             end = min(item.block_end * tile_kv, record.kv_len)
-            keys = slice(begin - first, end - first)
             token, head = self._rows(item)
             q_idx = token - record.q_start + record.q_pos
-            kv_idx = np.arange(begin, end) + record.kv_pos
+            key = np.arange(begin, end)
+            key = key[self._visible(record, head, q_idx, key)]
+            kv_idx = key + record.kv_pos
             own_q = self.q[token, head].astype(self.dtype)
-            own_k, own_v = k[keys, item.kv_head], v[keys, item.kv_head]
+            own_k, own_v = (x[key - first, item.kv_head] for x in (k, v))
             out, lse2 = self._attend(
                 self._through("query", own_q, record.batch, head, q_idx),
                 self._through("key", own_k, record.batch, item.kv_head, kv_idx),
@@ -166,7 +178,7 @@ class _Run:
                 kv_idx=kv_idx[None, :],
             )
             if item.slot < 0:
-                self._finish(token, head, out, lse2)
+                self._finish(request, token, head, out, lse2)
             else:
                 self.partial_out[item.slot, : item.num_rows] = out
                 self.partial_lse[item.slot, : item.num_rows] = lse2
@@ -178,22 +190,47 @@ class _Run:
             return rows
         return np.asarray(hook(rows, batch, head, pos, **self.parameters))
 
+    def _visible(self, record: RequestRecord, head: Array, q_idx: Array, key: Array) -> Array:
+        """Which keys lie in KV blocks that the mask does not empty."""
+        tile_kv, batch = self.walker.tile_kv, record.batch
+        test = self.variant.block_test
+        if test is None or not key.size:
+            return np.ones(key.size, np.bool_)
+        block, own = np.unique(key // tile_kv, return_inverse=True)
+        last = np.minimum((block + 1) * tile_kv, record.kv_len) - 1
+        corners = {
+            "b": batch,
+            "h_first": head.min(),
+            "h_last": head.max(),
+            "q_first": q_idx[0],
+            "q_last": q_idx[-1],
+            "kv_first": block * tile_kv + record.kv_pos,
+            "kv_last": last + record.kv_pos,
+        }
+        some = evaluate(test.visible.some, {**corners, **self.of_blocks})
+        visible: Array = np.broadcast_to(some, block.shape)[own]
+        return visible
+
     def _attend(
         self, q: Array, k: Array, v: Array, *, batch: int, head: Array, q_idx: Array, kv_idx: Array
     ) -> tuple[Array, Array]:
-        """(out, base-2 lse) of packed query rows over some keys; 0 and -inf without any."""
+        """(out, base-2 lse) of packed query rows over some keys; 0 and -inf without any. Without
+        softmax the lse is 0, whatever the keys."""
         scores = (q @ k.T) * self.sm_scale
         if self.variant.logits is not None:
             bent = self.variant.logits(scores, batch, head, q_idx, kv_idx, **self.parameters)
             scores = bent.astype(self.dtype)
+        hidden = -np.inf if self.variant.softmax else 0
         if self.variant.mask is not None:
             visible = self.variant.mask(batch, head, q_idx, kv_idx, **self.parameters)
             visible = np.broadcast_to(visible, scores.shape)
-            scores = np.where(visible, scores, self.dtype.type(-np.inf))
+            scores = np.where(visible, scores, self.dtype.type(hidden))
             # What no row sees may be anything, NaN too (an evicted page): 0 * NaN must not count.
             seen_keys = np.any(visible, axis=0, keepdims=True)
             if not seen_keys.all():
                 v = np.where(seen_keys.T, v, self.dtype.type(0))
+        if not self.variant.softmax:
+            return scores @ v, np.zeros(len(scores), self.dtype)
         scores = scores * self.dtype.type(_LOG2_E)
         top = scores.max(axis=1, initial=-np.inf)
         seen = top > -np.inf
@@ -206,12 +243,28 @@ class _Run:
         """Merges the partial results of one split tile."""
         item = self.walker.tile_item(request, tile)
         slots = slice(first_slot, first_slot + num_slots)
-        out, lse2 = merge_partials(
-            self.partial_out[slots, : item.num_rows], self.partial_lse[slots, : item.num_rows]
-        )
+        outs, lses = (x[slots, : item.num_rows] for x in (self.partial_out, self.partial_lse))
+        if self.variant.softmax:
+            out, lse2 = merge_partials(outs, lses)
+        else:
+            out, lse2 = outs.sum(axis=0), lses[0]
         token, head = self._rows(item)
-        self._finish(token, head, out, lse2)
+        self._finish(request, token, head, out, lse2)
 
-    def _finish(self, token: Array, head: Array, out: Array, lse2: Array) -> None:
+    def _finish(self, request: int, token: Array, head: Array, out: Array, lse2: Array) -> None:
+        """Writes rows that have seen all their keys, through the hooks on them."""
+        variant, record = self.variant, self.plan.view.request(request)
+        lse = lse2 * self.dtype.type(math.log(2))
+        at = record.batch, head, token - record.q_start + record.q_pos
+        if variant.row_state is not None:
+            before, lse = lse, variant.row_state(lse, *at, **self.parameters)
+            with np.errstate(invalid="ignore"):  # of -inf - -inf
+                factor = np.where(before == -np.inf, 0, np.exp(before - lse))
+            out = out * factor.astype(self.dtype)[:, None]
+        if variant.output is not None:
+            columns = np.arange(out.shape[1])[None, :]
+            places = (at[0], at[1][:, None], at[2][:, None])
+            out = variant.output(out, *places, columns, **self.parameters)
         self.out[token, head] = out
-        self.lse[token, head] = lse2 * self.dtype.type(math.log(2))
+        if variant.softmax:
+            self.lse[token, head] = lse

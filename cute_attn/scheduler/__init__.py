@@ -24,6 +24,7 @@ from cute_attn.scheduler.simulator import (
     simulate_plans,
 )
 from cute_attn.scheduler.timing import Timing
+from cute_attn.scheduler.visits import Visible
 from cute_attn.scheduler.workspace import (
     ARRIVALS_BYTES,
     WorkspaceSize,
@@ -54,6 +55,7 @@ __all__ = [
     "Report",
     "RequestBatch",
     "Timing",
+    "Visible",
     "WorkspaceSize",
     "explain",
     "fit_constants",

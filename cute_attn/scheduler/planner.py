@@ -51,13 +51,14 @@ from cute_attn.scheduler.cuts import (
     share_line,
     share_line_equally,
 )
-from cute_attn.scheduler.each import Int64Array, at_most, most, running_sum, total
+from cute_attn.scheduler.each import Int64Array, at_most, most, pick, running_sum, spread, total
 from cute_attn.scheduler.memory import PlanMemory
 from cute_attn.scheduler.plan import Plan
 from cute_attn.scheduler.pricing import Candidate, line_costs, price_split, price_whole
 from cute_attn.scheduler.rounds import hand_out_rounds, sort_last_rounds
 from cute_attn.scheduler.starts import write_starts
 from cute_attn.scheduler.tiles import Records, Runs, make_runs, sort_requests
+from cute_attn.scheduler.visits import Visible, Visits, tile_of
 from cute_attn.scheduler.workspace import max_slots
 
 POLICIES = ("balanced", "whole")
@@ -79,6 +80,7 @@ def plan_batch(
     policy: str = "balanced",
     min_piece: int | None = None,
     l2_budget: int = DEFAULT_L2_BUDGET,
+    visible: Visible | None = None,
     memory: PlanMemory | None = None,
 ) -> Plan:
     """Plans one step.
@@ -94,6 +96,8 @@ def plan_batch(
         min_piece: no piece of a split tile is shorter than this many KV blocks. Default: 64 keys,
             or as many as writing a partial result costs.
         l2_budget: bytes of K and V that tiles running at the same time should share.
+        visible: of a mask that empties KV blocks within the band, which are then taken to cost
+            nothing.
         memory: of earlier calls. It changes nothing but the time that it takes.
 
     Raises:
@@ -112,9 +116,12 @@ def plan_batch(
         raise ValueError(f"min_piece is {min_piece}; it takes KV blocks, at least 1")
     n = requests.num_requests
     key = (geometry, num_blocks, capacity, cost, policy, min_piece, l2_budget)
+    if visible is not None:
+        memory = None  # which blocks are visited may change with every token
     if memory is not None and (plan := memory.recall(key, requests, geometry)) is not None:
         return plan
-    records = sort_requests(requests, geometry, cost, l2_budget, min_piece)
+    visits = None if visible is None else Visits(requests, geometry, visible)
+    records = sort_requests(requests, geometry, cost, l2_budget, min_piece, visits)
     if records.most_q_tiles > 1 or n * geometry.num_kv_heads > _INT32_MAX:
         check_counts(requests, records, geometry)
     runs = make_runs(records, geometry, cost)
@@ -258,7 +265,7 @@ def write_plan(
     _HEADER.pack_into(buffer.data, 0, *header)
     if listed is not None:
         buffer[places_at:].view(np.uint16)[:num_listed] = listed.reshape(-1)
-    _write_cuts(buffer, layout, runs, cuts, slots)
+    _write_cuts(buffer, layout, records, runs, geometry.num_kv_heads, cuts, slots)
 
     rows = buffer[layout.requests : places_at].reshape(n + 1, len(REQUEST_FIELDS))
     tiles = records.q_tiles * geometry.num_kv_heads  # of each request, or of every one
@@ -288,8 +295,26 @@ def write_plan(
     )
 
 
+def _places(
+    records: Records, runs: Runs, num_heads: int, cuts: Cuts, cut: Int64Array
+) -> Int64Array:
+    """Some cuts, counted in visits, as KV blocks from the begin of the tile's range."""
+    assert records.visits is not None
+    record, tile, heads = runs.records_of(cuts.run[cut]), cuts.tile[cut], num_heads
+    q_tiles, section_heads = pick(records.q_tiles, record), pick(records.section_heads, record)
+    begin = running_sum(spread(records.q_tiles, records.count) * heads, records.count)[record]
+    q_tile = tile_of(tile - begin, q_tiles, section_heads, heads)
+    return records.visits.place(records.order[record], q_tile, cuts.block[cut])
+
+
 def _write_cuts(
-    buffer: IntArray, layout: PlanLayout, runs: Runs, cuts: Cuts, slots: Slots | None
+    buffer: IntArray,
+    layout: PlanLayout,
+    records: Records,
+    runs: Runs,
+    num_heads: int,
+    cuts: Cuts,
+    slots: Slots | None,
 ) -> None:
     """Fills `cuts` and `splits`."""
     rows = buffer[layout.cuts : layout.cuts_end].reshape(-1, len(CUT_FIELDS))
@@ -300,6 +325,8 @@ def _write_cuts(
         rows[:, 3] = -1
         return
     rows[:, 1] = cuts.block
+    if records.visits is not None:
+        rows[slots.cut, 1] = _places(records, runs, num_heads, cuts, slots.cut)
     column = np.empty(rows.shape[0], np.int64)  # quick to fill, unlike one of the rows
     column.fill(-1)
     column[slots.cut] = slots.slot

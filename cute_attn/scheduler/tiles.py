@@ -26,6 +26,7 @@ from cute_attn.scheduler.each import (
     spread,
     total,
 )
+from cute_attn.scheduler.visits import Visits
 
 _RADIX_SORT = 256  # requests from which it is the faster one
 
@@ -82,6 +83,7 @@ class Records:
     min_piece: Each  # no piece of a split tile is shorter than this many KV blocks
     section_heads: Each
     most_q_tiles: int
+    visits: Visits | None  # where a mask empties KV blocks
 
     @property
     def count(self) -> int:
@@ -132,23 +134,28 @@ def sort_requests(
     cost: CostModel,
     l2_budget: int,
     min_piece: int | None,
+    visits: Visits | None = None,
 ) -> Records:
     """Sorts requests by the cost of the tile with the last query rows, descending.
 
-    `min_piece` None: as `shortest_piece` says.
+    `min_piece` None: as `shortest_piece` says. `visits`: KV blocks that tiles visit, if those are
+    not all within the band.
     """
     q_len = requests.equal_q_len
     one_section = geometry.num_kv_heads <= MAX_SECTION_HEADS
     if one_section and 0 < q_len * geometry.group <= geometry.tile_q:
-        return _sort_decodes(requests, geometry, cost, q_len, min_piece)
+        return _sort_decodes(requests, geometry, cost, q_len, min_piece, visits)
 
     tile_q, heads = geometry.tile_q, geometry.num_kv_heads
     packed = requests.q_len * geometry.group
     q_tiles = (packed + (tile_q - 1)) // tile_q
     most_q_tiles = most(q_tiles)
     last_row = np.maximum(q_tiles - 1, 0) * tile_q
-    blocks = last_tile_blocks(geometry, requests, last_row, packed)
-    block_cost = _block_cost(requests, geometry, cost, blocks, q_tiles, most_q_tiles)
+    if visits is None:
+        blocks = last_tile_blocks(geometry, requests, last_row, packed)
+    else:
+        blocks = visits.of_last_tiles()
+    block_cost = _block_cost(requests, geometry, cost, blocks, q_tiles, most_q_tiles, visits)
     tile_cost = blocks * block_cost if isinstance(block_cost, np.ndarray) else blocks
     order = _falling((tile_cost + 1) * (q_tiles > 0))
 
@@ -175,15 +182,24 @@ def sort_requests(
         min_piece=min_piece or shortest_piece(geometry, partial_cost, block_cost),
         section_heads=(sections + (heads - 1)) // sections,
         most_q_tiles=most_q_tiles,
+        visits=visits,
     )
 
 
 def _sort_decodes(
-    requests: RequestBatch, geometry: Geometry, cost: CostModel, q_len: int, min_piece: int | None
+    requests: RequestBatch,
+    geometry: Geometry,
+    cost: CostModel,
+    q_len: int,
+    min_piece: int | None,
+    visits: Visits | None,
 ) -> Records:
     """`sort_requests` where each request has `q_len` query tokens, in one query tile."""
     costs = DecodeCosts.of(geometry, cost, q_len)
-    blocks = last_tile_blocks(geometry, requests, 0, q_len * geometry.group)
+    if visits is None:
+        blocks = last_tile_blocks(geometry, requests, 0, q_len * geometry.group)
+    else:
+        blocks = visits.blocks
     order = _falling(blocks)
     return Records(
         order=order,
@@ -197,6 +213,7 @@ def _sort_decodes(
         min_piece=min_piece or costs.min_piece,
         section_heads=geometry.num_kv_heads,
         most_q_tiles=1,
+        visits=visits,
     )
 
 
@@ -207,6 +224,7 @@ def _block_cost(
     blocks: Int64Array,
     q_tiles: Each,
     most_q_tiles: int,
+    visits: Visits | None,
 ) -> Each:
     """Cost of a KV block of each request; `blocks`: of the tile with the last query rows."""
     if most_q_tiles <= 1:
@@ -214,9 +232,12 @@ def _block_cost(
     read_block = None
     if np.count_nonzero(q_tiles == 1):
         # Between the first and the last query tile the visible range grows evenly.
-        shift, row_end = requests.q_pos - requests.kv_pos, requests.q_len * geometry.group
-        row_end = np.minimum(row_end, geometry.tile_q)
-        first = visible_blocks(geometry, shift, requests.kv_len, 0, row_end)
+        if visits is None:
+            shift, row_end = requests.q_pos - requests.kv_pos, requests.q_len * geometry.group
+            row_end = np.minimum(row_end, geometry.tile_q)
+            first = visible_blocks(geometry, shift, requests.kv_len, 0, row_end)
+        else:
+            first = visits.of_first_tiles()
         tall = q_tiles * (q_tiles > 1)
         computed = int(tall @ (first + blocks)) // 2
         read_block = cost.read_block_in_step(geometry, total(blocks, blocks.size), computed)
@@ -270,6 +291,8 @@ def make_runs(records: Records, geometry: Geometry, cost: CostModel) -> Runs:
 
 def _blocks_of_tiles(records: Records, q_tiles: Int64Array, geometry: Geometry) -> Int64Array:
     """KV blocks of each (record, query tile), query tiles downwards."""
+    if records.visits is not None:
+        return records.visits.of_tiles_downwards(records.order)
     _, q_len, _, kv_len, q_pos, kv_pos = records.table
     ends = q_tiles.cumsum().repeat(q_tiles)
     row = (ends - np.arange(1, ends.size + 1)) * geometry.tile_q

@@ -4,12 +4,14 @@ from cute_attn.variants.analysis import EMPTY, FULL, PARTIAL
 from cute_attn.variants.band import Band
 from cute_attn.variants.builtin import (
     alibi,
+    attention_sinks,
     causal,
     chunked_local,
     document_mask,
     full,
     prefix_lm,
     relative_bias,
+    sigmoid_attention,
     sliding_window,
     soft_cap,
 )
@@ -39,6 +41,7 @@ __all__ = [
     "Variant",
     "YarnScaling",
     "alibi",
+    "attention_sinks",
     "causal",
     "chunked_local",
     "document_mask",
@@ -47,6 +50,7 @@ __all__ = [
     "qk_norm",
     "relative_bias",
     "rope",
+    "sigmoid_attention",
     "sliding_window",
     "soft_cap",
     "streaming_llm",

@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from cute_attn.abi import UNBOUNDED
-from cute_attn.variants.functions import clamp, exp2, tanh, where
+from cute_attn.variants.functions import clamp, exp, exp2, log, maximum, sigmoid_approx, tanh, where
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.tensor import Tensor
 from cute_attn.variants.variant import Variant
@@ -143,3 +144,45 @@ def relative_bias(reach: int) -> Variant:
     columns = Scalar("bias_reach", "i32", reach, "largest distance in the table", lower=0)
     bias = Tensor("bias", "f32", 2, "(query heads, 2 bias_reach + 1)")
     return Variant("relative_bias", logits=relative_bias, params=[bias, columns])
+
+
+def attention_sinks() -> Variant:
+    """Every query head has a learned logit that takes part in the softmax and has no value
+    (gpt-oss, 2025): the output is divided by the sum of the exponentials of scores and sink.
+
+    Reads tensor `sink` (query heads,). The log-sum-exp includes the sink: results of this variant
+    over parts of the keys are not to be merged. A row that sees no key has output 0.
+    """
+
+    def attention_sinks(lse: Any, b: Any, h: Any, q_idx: Any, *, sink: Any) -> Any:
+        base = clamp(maximum(lse, sink[h]), -3e38, 3e38)  # no -inf - -inf
+        return base + log(exp(lse - base) + exp(sink[h] - base))
+
+    sink = Tensor("sink", "f32", 1, "(query heads,), logits")
+    return Variant("sinks", row_state=attention_sinks, params=[sink])
+
+
+def sigmoid_attention(keys: int) -> Variant:
+    """Weights are sigmoid(score + sigmoid_bias), and nothing normalises them (FlashSigmoid:
+    Ramapuram et al., "Theory, Analysis, and Best Practices for Sigmoid Self-Attention", 2024).
+
+    On GPUs a weight has a relative error of up to 1.4e-4 (`functions.sigmoid_approx`) before it is
+    rounded to the dtype of the values. There is no log-sum-exp.
+
+    Args:
+        keys: the usual length n; the scalar `sigmoid_bias` is -log(n) if no other is given, with
+            which weights begin at 1 / n, as those of a softmax do.
+
+    Raises:
+        ValueError: keys is below 1.
+    """
+    if keys < 1:
+        raise ValueError(f"keys is {keys}; it takes 1 or more")
+
+    def sigmoid_attention(
+        score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, sigmoid_bias: Any
+    ) -> Any:
+        return sigmoid_approx(score + sigmoid_bias)
+
+    bias = Scalar("sigmoid_bias", "f32", -math.log(keys), "added to scores")
+    return Variant("sigmoid", logits=sigmoid_attention, softmax=False, params=[bias])

@@ -11,8 +11,9 @@ from cute_attn.variants.vectors import ELEMENT, PAIR, ROW, levels
 
 LOAD = "LOAD"
 CLASSES = (FP32, MUFU, INT, LOAD)
-OFTEN = ("score", "row", "launch")
-"""Per score; per query row and head, where a value does not depend on the key; per launch."""
+OFTEN = ("score", "element", "row", "launch")
+"""Per score; per element of the output; per query row and head, where a value depends on neither
+key nor column; per launch."""
 OFTEN_IN_VECTORS = ("element", "pair", "row", "launch")
 """Of vector hooks: per element, per pair of elements, per row; per launch (and pair, element)."""
 
@@ -21,6 +22,7 @@ _TURN = {MUFU: 1, FP32: 1, INT: 2}
 theirs from the key before, by a complex multiplication: 2 FP32."""
 
 _PER_SCORE = frozenset({"score", "kv_idx"})
+_PER_ELEMENT = frozenset({"out", "d"})
 
 
 def operations(root: Expression) -> dict[str, Counter[str]]:
@@ -29,9 +31,16 @@ def operations(root: Expression) -> dict[str, Counter[str]]:
     for node in root.walk():
         if node.is_leaf:
             continue
-        often = "launch" if node.is_uniform else "row"
-        total["score" if node.reads & _PER_SCORE else often].update(_cost(node))
+        total[_often(node)].update(cost_of(node))
     return total
+
+
+def _often(node: Expression) -> str:
+    if node.reads & _PER_SCORE:
+        return "score"
+    if node.reads & _PER_ELEMENT:
+        return "element"
+    return "launch" if node.is_uniform else "row"
 
 
 def vector_operations(root: Expression) -> dict[str, Counter[str]]:
@@ -47,11 +56,11 @@ def vector_operations(root: Expression) -> dict[str, Counter[str]]:
             total["pair"].update(_TURN)
         else:
             constant = node.reads.isdisjoint({"x", "b", "h", "pos", "index"})
-            total["launch" if constant else often_of[level]].update(_cost(node))
+            total["launch" if constant else often_of[level]].update(cost_of(node))
     return total
 
 
-def _cost(node: Expression) -> Mapping[str, int]:
+def cost_of(node: Expression) -> Mapping[str, int]:
     if node.op == "load":
         return {LOAD: 1, INT: 2 * len(node.args)}
     row = OPERATIONS[node.op]

@@ -27,6 +27,9 @@ EVERYWHERE: Mapping[str, Interval] = {
     "index": (0.0, _POSITION),
     "pair": (0.0, _POSITION),
     "head_dim": (1.0, _POSITION),
+    "lse": WHOLE,
+    "out": WHOLE,
+    "d": (0.0, _POSITION),
 }
 """Every value of the arguments."""
 

@@ -21,7 +21,8 @@ def evaluate(root: Expression, values: Mapping[str, Any], dtype: Any = np.float3
 
     Args:
         root: the expression.
-        values: of the arguments and scalars it reads, by name; arrays that broadcast.
+        values: of the arguments and scalars it reads, by name; arrays that broadcast. Of tables of
+            ranges the functions (`RangeTable.over`).
         dtype: float32 or float64: what "f32" is computed in.
 
     Returns:
@@ -77,6 +78,14 @@ def _value(
         return np.asarray(getattr(np, node.op[:3])(angle), dtype)
     if node.op in VECTOR_OPERATIONS:
         return _across(node.op, node.value, args, int(values["head_dim"]))
+    if node.op == "range":
+        return values[str(node.value)](*args)
+    if node.op in ("least", "most"):
+        return args[0][node.op == "most"]
+    if node.op == "to_i64":
+        return args[0]
+    if node.op == "saturated":
+        return np.clip(args[0], -(1 << 31), (1 << 31) - 1)
     if node.op == "to_f32":
         return np.asarray(args[0]).astype(dtype)[()]
     if node.op == "to_i32":

@@ -12,17 +12,21 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 KINDS = ("bool", "i32", "f32")
-ARGUMENTS = {"score": "f32", "b": "i32", "h": "i32", "q_idx": "i32", "kv_idx": "i32"}
-"""What hooks of a score are functions of, and the kind of each."""
+ARGUMENTS = {
+    "score": "f32", "b": "i32", "h": "i32", "q_idx": "i32", "kv_idx": "i32", "lse": "f32",
+    "out": "f32", "d": "i32",
+}  # fmt: skip
+"""What hooks of scores and on finished rows are functions of, and the kind of each."""
 VECTOR_ARGUMENTS = {
     "x": "f32", "pos": "i32", "index": "i32", "pair": "i32", "head_dim": "i32",
     "first": "f32", "second": "f32", "cosine": "f32", "sine": "f32",
 }  # fmt: skip
-"""What hooks of a row read beside b and h: an element, the row's position, the element's index, the
+"""What vector hooks read beside b and h: an element, the row's position, the element's index, the
 number of a pair, the length of the row; and what kernels hand over for a pair."""
 
 VECTOR_OPERATIONS = ("first", "second", "join", "sum", "cosine", "sine")
 """Operations on rows: see `vectors`."""
+_VARYING = frozenset(ARGUMENTS).union(VECTOR_ARGUMENTS) - {"head_dim"}
 
 Constant = bool | int | float
 
@@ -32,7 +36,7 @@ class Expression:
 
     Attributes:
         op: "constant", "argument", "scalar", "load" (an element of a tensor), the name of a row of
-            `operations.OPERATIONS` or of `VECTOR_OPERATIONS`.
+            `operations.OPERATIONS` or of `VECTOR_OPERATIONS`. `bounds` makes others.
         args: operands; of a load the indices.
         kind: "bool", "i32" or "f32".
         value: of a constant the number, of an argument, scalar or load the name, of an operation on
@@ -58,8 +62,8 @@ class Expression:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether it is the same for every score of a launch."""
-        return self.reads.isdisjoint(ARGUMENTS)
+        """Whether it is the same for every score (of vector hooks: every row) of a launch."""
+        return self.reads.isdisjoint(_VARYING)
 
     def __reduce__(self) -> tuple[object, ...]:
         return node, (self.op, self.args, self.kind, self.value)
@@ -98,7 +102,7 @@ def node(op: str, args: tuple[Expression, ...], kind: str, value: Any = None) ->
         if found is None:
             found = Expression()
             found.op, found.args, found.kind, found.value = op, args, kind, value
-            own = {str(value)} if op in ("argument", "scalar", "load") else set()
+            own = {str(value)} if op in ("argument", "scalar", "load", "range") else set()
             found.reads = frozenset(own.union(*(arg.reads for arg in args)))
             _nodes[key] = found
     return found

@@ -149,6 +149,10 @@ _function("log", "__logf({})", np.log, interval.monotone(np.log, 0.0), {MUFU: 1,
 _function("log2", "__log2f({})", np.log2, interval.monotone(np.log2, 0.0), {MUFU: 1})
 _function("tanh", "fast_tanh({})", np.tanh, interval.monotone(np.tanh), {MUFU: 2, FP32: 3})
 _function("sigmoid", "fast_sigmoid({})", _sigmoid, interval.monotone(_sigmoid), {MUFU: 2, FP32: 2})
+_function("tanh_approx", "tanh_approx({})", np.tanh, interval.monotone(np.tanh), {MUFU: 1},
+          (2.0**-10, 1e-37))  # fmt: skip
+_function("sigmoid_approx", "sigmoid_approx({})", _sigmoid, interval.monotone(_sigmoid),
+          {MUFU: 1, FP32: 6, INT: 1}, (2.0**-12, 1e-37))  # fmt: skip
 _function("sqrt", "fast_sqrt({})", np.sqrt, interval.monotone(np.sqrt, 0.0), {MUFU: 1})
 _function("rsqrt", "rsqrtf({})", lambda x: 1 / np.sqrt(x), interval.rsqrt, {MUFU: 1})
 _function("sin", "fast_sin({})", np.sin, interval.wave, {MUFU: 1, FP32: 4})

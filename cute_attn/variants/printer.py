@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from cute_attn.variants.domain import bounds
-from cute_attn.variants.expression import ARGUMENTS, Expression
+from cute_attn.variants.expression import ARGUMENTS, Expression, constant
+from cute_attn.variants.interval import Interval
 from cute_attn.variants.operations import (
     AND,
     ATOM,
@@ -27,17 +28,23 @@ from cute_attn.variants.operations import (
     UNARY,
 )
 
-CPP_TYPES = {"bool": "bool", "i32": "int", "f32": "float"}
+CPP_TYPES = {"bool": "bool", "i32": "int", "i64": "int64_t", "f32": "float", "range": "Range"}
+# Of bounds: see `bounds`.
+_CASTS = {
+    "to_i64": "int64_t({})", "saturated": "saturated({})", "least": "{}.least", "most": "{}.most",
+}  # fmt: skip
 
 HEADER_FUNCTIONS = frozenset(
     {
-        "fast_exp", "fast_sigmoid", "fast_sqrt", "fast_sin", "fast_cos", "fast_pow", "floor_div",
-        "floor_mod", "within",
+        "fast_exp", "fast_sigmoid", "fast_sqrt", "fast_sin", "fast_cos", "fast_pow",
+        "fast_reciprocal", "floor_div", "floor_mod", "saturated", "sigmoid_approx", "tanh_approx",
+        "within",
     }
 )  # fmt: skip
 """Those of `cute_attn/hook_functions.hpp`."""
 
 _LONGEST = 80
+_ONE = constant(1.0)
 
 _KEYWORDS = """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const
@@ -49,9 +56,8 @@ _KEYWORDS = """
     xor_eq
 """
 _OURS = """
-    params abs min max fabsf fminf fmaxf floorf ceilf truncf rintf rsqrtf erff fast_tanh scaled_tanh
-    exp2_approx
-    neg_infinity
+    params values lag abs min max fabsf fminf fmaxf floorf ceilf truncf rintf rsqrtf erff fast_tanh
+    scaled_tanh exp2_approx neg_infinity
 """
 _RESERVED = HEADER_FUNCTIONS.union(_KEYWORDS.split(), _OURS.split())
 
@@ -69,7 +75,9 @@ def literal(node: Expression) -> str:
     return f"{number!s}f"
 
 
-def cpp_body(root: Expression, names: Mapping[Expression, str] | None = None) -> str:
+def cpp_body(
+    root: Expression, names: Mapping[Expression, str] | None = None, *, lag: bool = False
+) -> str:
     """The body of a function that returns `root`: one expression, or statements.
 
     Arguments and scalars are under their own names.
@@ -77,49 +85,91 @@ def cpp_body(root: Expression, names: Mapping[Expression, str] | None = None) ->
     Args:
         root: the expression.
         names: names for some of its nodes.
+        lag: the function also has q_idx - kv_idx, the `Lag` of lag.hpp.
     """
-    return Printer(root, names or {}).text()
+    return Printer({"": root}, names or {}, lag=lag).body(root)
+
+
+def cpp_values(
+    roots: Mapping[str, Expression], limits: Callable[[Expression], Interval]
+) -> list[str]:
+    """Statements that give values names, in this order.
+
+    Args:
+        roots: the values by name; what stands in two of them is computed once.
+        limits: what integers in them are between.
+    """
+    printer = Printer(roots, {}, limits=limits)
+    for name, root in roots.items():
+        value = printer.value(root)
+        printer.statements.append(f"{CPP_TYPES[root.kind]} const {name} = {value};")
+    return printer.statements
 
 
 def cpp_expression(root: Expression) -> str:
     """`root` as one expression, however long."""
-    return Printer(root, {}, longest=None).text()
+    return Printer({"": root}, {}, longest=None).value(root)
+
+
+def _sign_of_lag(node: Expression) -> int:
+    """1: it is q_idx - kv_idx; -1: kv_idx - q_idx; 0: neither."""
+    ends = [str(x.value) for x in node.args] if node.op == "sub" else []
+    return (ends == ["q_idx", "kv_idx"]) - (ends == ["kv_idx", "q_idx"])
 
 
 class Printer:
-    """Prints one expression; `text()` once."""
+    """Prints values, each once by `value` or `body`."""
 
     types = CPP_TYPES
     arguments = frozenset(ARGUMENTS)
 
     def __init__(
-        self, root: Expression, names: Mapping[Expression, str], longest: int | None = _LONGEST
+        self,
+        roots: Mapping[str, Expression],
+        names: Mapping[Expression, str],
+        longest: int | None = _LONGEST,
+        limits: Callable[[Expression], Interval] = bounds,
+        *,
+        lag: bool = False,
     ) -> None:
-        self.root = root
+        self.roots = roots
+        self.has_lag = lag
         self.longest = longest
-        self.uses = Counter(x for node in root.walk() for x in node.args)
+        self.limits = limits
+        nodes = dict.fromkeys(node for root in roots.values() for node in root.walk())
+        self.uses = Counter(x for node in nodes for x in node.args)
         self.wanted = names
-        self.taken = set(_RESERVED) | root.reads | self.arguments
+        reads = (root.reads for root in roots.values())
+        self.taken = set(_RESERVED).union(self.arguments, roots, *reads)
         self.statements: list[str] = []
         self.named: set[Expression] = set()
         self.printed: dict[Expression, tuple[str, int]] = {}
 
-    def text(self) -> str:
-        for node in self.root.walk():
+    def value(self, root: Expression) -> str:
+        """The text of a root; statements that come before it are in `statements`."""
+        for node in root.walk():
+            if node in self.printed:
+                continue
             self.printed[node] = self._print(node)
             while self._is_long(node) and (operand := self._longest_operand(node)):
                 self._give_name(operand)
                 self.printed[node] = self._print(node)
-            if node is not self.root and not node.is_leaf and self._wants_name(node):
+            if node is not root and not node.is_leaf and self._wants_name(node):
                 self._give_name(node)
-        result = self.printed[self.root][0]
+        return self.printed[root][0]
+
+    def body(self, root: Expression) -> str:
+        """The body of a function that returns `root`: one expression, or statements."""
+        result = self.value(root)
         return "\n".join([*self.statements, f"return {result};"]) if self.statements else result
 
     def _is_long(self, node: Expression) -> bool:
         return self.longest is not None and len(self.printed[node][0]) > self.longest
 
     def _wants_name(self, node: Expression) -> bool:
-        return self.longest is not None and (node in self.wanted or self.uses[node] > 1)
+        if self.longest is None or node.op in ("least", "most"):  # fields
+            return False
+        return node in self.wanted or self.uses[node] > 1
 
     def _longest_operand(self, node: Expression) -> Expression | None:
         """The operand that takes most room; None if all are names already."""
@@ -153,13 +203,17 @@ class Printer:
             return text, UNARY if text.startswith("-") else ATOM
         if node.is_leaf:
             return str(node.value), ATOM
+        if node.op in _CASTS:
+            return _CASTS[node.op].format(self.printed[node.args[0]][0]), ATOM
         if node.op == "mul" and (scaled := self._scaled_tanh(node)):
             return scaled
+        if self.has_lag and (lag := self._lag(node)):
+            return lag
         if node.op == "div" and node.args[1].is_uniform:
             return self._division(*node.args)
         if node.op in ("floordiv", "mod") and (plain := self._plain_division(node)):
             return plain
-        if node.op == "load":
+        if node.op in ("load", "range"):
             indices = (self.printed[x][0] for x in node.args)
             return f"{node.value}({', '.join(['params', *indices])})", ATOM
         row = OPERATIONS[node.op]
@@ -194,16 +248,37 @@ class Printer:
                 continue
             text = self.printed[factor][0]
             if inner.op == "div":
-                text = f"1.0f / {self._operand(factor, PRODUCT + 1)}"
+                text = self._division(_ONE, factor)[0]
             return f"scaled_tanh({self.printed[x][0]}, {text}, {self.printed[out][0]})", ATOM
         return None
 
+    def _lag(self, node: Expression) -> tuple[str, int] | None:
+        """The distance of query and key: as an integer, as a float, times a factor of the row."""
+        for factor, lag in (node.args, node.args[::-1]) if node.op == "mul" else ():
+            if node.kind == "f32" and lag.op == "to_f32" and lag not in self.named:
+                sign = _sign_of_lag(lag.args[0])
+                if sign and factor.reads.isdisjoint(("score", "kv_idx")):
+                    text = self._operand(factor, UNARY) if sign < 0 else self.printed[factor][0]
+                    return f"lag.times({'-' if sign < 0 else ''}{text})", ATOM
+        kind, distance = ("float", node.args[0]) if node.op == "to_f32" else ("int", node)
+        sign = 0 if distance in self.named else _sign_of_lag(distance)
+        if sign:
+            return (f"-{kind}(lag)", UNARY) if sign < 0 else (f"{kind}(lag)", ATOM)
+        return None
+
     def _division(self, x: Expression, y: Expression) -> tuple[str, int]:
-        """By what is the same for every score: its reciprocal is computed once."""
-        divisor = self._operand(y, PRODUCT + 1)
-        if x.is_uniform:
-            return f"{self._operand(x, PRODUCT)} / {divisor}", PRODUCT
-        return f"{self._operand(x, PRODUCT)} * (1.0f / {divisor})", PRODUCT
+        """By what is the same for every score: its reciprocal is computed once. That of a constant
+        is exact, that of a number of the launch the fast one: a division is a call."""
+        if y.is_constant:
+            reciprocal, precedence = f"1.0f / {self._operand(y, PRODUCT + 1)}", PRODUCT
+        else:
+            reciprocal, precedence = f"fast_reciprocal({self.printed[y][0]})", ATOM
+        if x.is_constant and x.value == 1:
+            return reciprocal, precedence
+        if y.is_constant and x.is_uniform:
+            return f"{self._operand(x, PRODUCT)} / {self._operand(y, PRODUCT + 1)}", PRODUCT
+        right = reciprocal if precedence == ATOM else f"({reciprocal})"
+        return f"{self._operand(x, PRODUCT)} * {right}", PRODUCT
 
     def _plain_division(self, node: Expression) -> tuple[str, int] | None:
         """Rounded down as in Python, where C++'s own operators do that."""
@@ -213,7 +288,7 @@ class Printer:
             if node.op == "mod":
                 return f"{left} & {number - 1}", BIT_AND
             return f"{left} >> {number.bit_length() - 1}", SHIFT
-        if bounds(x)[0] >= 0 and bounds(y)[0] > 0:
+        if self.limits(x)[0] >= 0 and self.limits(y)[0] > 0:
             symbol = "/" if node.op == "floordiv" else "%"
             return f"{self._operand(x, PRODUCT)} {symbol} {self._operand(y, PRODUCT + 1)}", PRODUCT
         return None

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import FrameType
 from typing import Any
 
@@ -21,6 +22,7 @@ from cute_attn.variants.interval import Interval
 from cute_attn.variants.parameters import Parameter, join, scalars_of
 from cute_attn.variants.printer import cpp_body
 from cute_attn.variants.scalar import Scalar
+from cute_attn.variants.stages import Stages, in_stages
 from cute_attn.variants.traced import Traced, lift
 from cute_attn.variants.traced_tensor import TracedTensor, recording
 from cute_attn.variants.vector_printer import vector_functions
@@ -33,10 +35,25 @@ ROLES = {
     "query": _ROW,
     "key": _ROW,
     "value": _ROW,
+    "row_state": ("lse", "b", "h", "q_idx"),
+    "output": ("out", "b", "h", "q_idx", "d"),
 }
-"""Arguments of each hook."""
+"""Arguments of each hook. All but the mask transform their first one."""
+
 VECTOR_ROLES = ("query", "key", "value")
-"""Hooks that are functions of whole rows."""
+"""Vector hooks: those of whole query, key and value rows."""
+ROW_ROLES = ("row_state", "output")
+"""Row hooks: those on rows that have seen all their keys."""
+
+_RETURNS = {
+    "mask": "a truth value",
+    "logits": "a score",
+    "query": "a row",
+    "key": "a row",
+    "value": "a row",
+    "row_state": "a log-sum-exp",
+    "output": "an element of the output",
+}
 
 _KINDS = {"int": "i32", "i32": "i32", "float": "f32", "f32": "f32"}
 
@@ -46,7 +63,7 @@ class Program:
     """A hook as an expression.
 
     Attributes:
-        role: of ROLES.
+        role: of the hook, a key of `ROLES`.
         result: what it returns: bool for a mask, else f32.
         parameters: what it reads.
         names: the user's own names of values in it.
@@ -84,23 +101,27 @@ class Program:
                 return vector_functions(self.result, self.names).text
             return cpp_body(self.result, self.names)
 
+    @cached_property
+    def stages(self) -> Stages:
+        """Its parts, by how often they are computed; of a mask or a logits hook."""
+        with self.scalars_known():
+            return in_stages(self.role, self.result, self.parameters, self.names)
+
     def __call__(self, *arguments: Any, **parameters: Any) -> Any:
         """The value of the hook for arrays of arguments, which broadcast.
 
-        f32 is computed in the dtype of `score`; float32 in a mask. Of a row's hook x is (...,
-        head_dim), the other arguments broadcast with (...); f32 is computed in the dtype of x.
+        f32 is computed in the dtype of what the hook transforms; float32 in a mask. Of a vector
+        hook x is (..., head_dim), the other arguments broadcast with (...).
         """
         values: dict[str, Any] = dict(zip(ROLES[self.role], arguments, strict=True))
         if self.role == "mask":
             return evaluate(self.result, {**values, **parameters})
+        before = np.asarray(values[ROLES[self.role][0]])
         if self.role in VECTOR_ROLES:
-            return evaluate_vector(
-                self.result, {**values, **parameters}, np.asarray(values["x"]).dtype
-            )
-        score = np.asarray(values["score"])
-        dtype = score.dtype if score.dtype in (np.float32, np.float64) else np.dtype(np.float32)
-        out = np.asarray(evaluate(self.result, {**values, **parameters}, dtype), dtype)
-        return np.broadcast_to(out, np.broadcast_shapes(out.shape, score.shape))
+            return evaluate_vector(self.result, {**values, **parameters}, before.dtype)
+        dtype = before.dtype if before.dtype in (np.float32, np.float64) else np.dtype(np.float32)
+        after = np.asarray(evaluate(self.result, {**values, **parameters}, dtype), dtype)
+        return np.broadcast_to(after, np.broadcast_shapes(after.shape, before.shape))
 
     def bounds(self, leaves: Mapping[str, Interval]) -> Interval:
         """Bounds of the result where arguments and scalars are within `leaves`."""
@@ -115,7 +136,7 @@ def trace(role: str, function: Callable[..., Any], declared: tuple[Parameter, ..
     parameters of the variant by name: declared, or with a default number (int: i32, float: f32).
 
     Args:
-        role: of ROLES.
+        role: of the hook, a key of `ROLES`.
         function: the user's.
         declared: parameters that it may read.
 
@@ -134,12 +155,10 @@ def trace(role: str, function: Callable[..., Any], declared: tuple[Parameter, ..
     if returned is None:
         raise trace_error(f"the {role} function returns None; is a return missing?", place)
     result = lift(returned)
-    if role == "mask" and result.kind != "bool":
-        raise trace_error(f"the mask function returns {result.kind}; it takes a truth value", place)
+    if (role == "mask") != (result.kind == "bool"):
+        kind = "a truth value" if result.kind == "bool" else result.kind
+        raise trace_error(f"the {role} function returns {kind}; it takes {_RETURNS[role]}", place)
     if role != "mask":
-        if result.kind == "bool":
-            what = "a row" if role in VECTOR_ROLES else "a score"
-            raise trace_error(f"the {role} function returns a truth value; it takes {what}", place)
         result = convert(result, "f32")
     if role in VECTOR_ROLES:
         _check_row(role, result, place)

@@ -9,13 +9,19 @@ from cute_attn.variants.band import Limit, as_expression
 from cute_attn.variants.cost import OFTEN, OFTEN_IN_VECTORS, in_words, operations, vector_operations
 from cute_attn.variants.expression import Expression
 from cute_attn.variants.hook import Hook
-from cute_attn.variants.printer import cpp_expression, literal
+from cute_attn.variants.printer import cpp_body, cpp_expression, literal
 from cute_attn.variants.program import ROLES, VECTOR_ROLES, Program
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.tensor import Tensor
 
 if TYPE_CHECKING:
     from cute_attn.variants.variant import Variant
+
+
+_OFTEN = {
+    "mask": "score", "logits": "score", "query": "element", "key": "element", "value": "element",
+    "row_state": "row", "output": "element",
+}  # fmt: skip
 
 
 def show(variant: Variant) -> str:
@@ -26,10 +32,10 @@ def show(variant: Variant) -> str:
     for t in variant.tensors:
         lines.append(f"  tensor {t.name}: {t.kind}, {t.dims} dims" + _comment(t))
     lines += _band(variant)
-    for role in ROLES:
-        hook = getattr(variant, role)
-        if hook is not None:
-            lines += ["", *_hook(role, hook)]
+    if not variant.softmax:
+        lines.append("  no softmax: scores weigh the values as they are")
+    for role, hook in variant.hooks.items():
+        lines += ["", *_hook(role, hook)]
     return "\n".join(lines)
 
 
@@ -68,7 +74,11 @@ def _hook(role: str, hook: Hook) -> Iterator[str]:
     if hook.program is not None:
         yield "  traced"
         yield from (f"    {line}" for line in _steps(hook.program))
+    if hook.program is not None and role in ("mask", "logits"):
+        yield from _stages(hook.program)
     for part in hook.parts or (hook,):
+        if part.program is not None and not hook.parts and role in ("mask", "logits"):
+            continue
         written = f"  C++, written by hand ({part.name})" if part.is_text else "  C++"
         yield written
         body = part.cpp if part.has_statements else f"return {part.cpp.strip()};"
@@ -77,8 +87,28 @@ def _hook(role: str, hook: Hook) -> Iterator[str]:
         of_vectors = role in VECTOR_ROLES
         counts = (vector_operations if of_vectors else operations)(hook.program.result)
         for often in OFTEN_IN_VECTORS if of_vectors else OFTEN:
-            if counts[often] or often in ("score", "element"):
+            if counts[often] or often == _OFTEN[role]:
                 yield f"  operations per {often}: {in_words(counts[often])}"
+
+
+def _stages(program: Program) -> Iterator[str]:
+    """The C++ of a hook of scores; see `stages`."""
+    with program.scalars_known():
+        stages = program.stages
+        if stages.factor is not None:
+            yield f"  sm_scale is multiplied with {cpp_expression(stages.factor)}"
+        for name, value in stages.rows.items():
+            yield f"  C++, once per query row: {name}"
+            yield from (f"    {line}" for line in _body(cpp_body(value)))
+        yield "  C++"
+        body = cpp_body(stages.score, stages.names, lag=True)
+        yield from (f"    {line}" for line in _body(body))
+        if stages.exponent is not None:
+            yield f"  what it returns is multiplied with {cpp_expression(stages.exponent)}"
+
+
+def _body(text: str) -> list[str]:
+    return text.split("\n") if "return " in text else [f"return {text};"]
 
 
 def _steps(program: Program) -> Iterator[str]:

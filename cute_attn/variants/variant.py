@@ -1,19 +1,25 @@
-"""A variant: which keys a query sees and what happens to its scores, as named hooks.
+"""A variant: which keys a query sees and what happens to its scores and its row, as named hooks.
 
-A hook is a Python function, traced, or C++ text. Both are functions of true positions, not of
+A hook is a Python function, traced, or C++ text. All are functions of true positions, not of
 indices into a tile:
 
-    mask    (b, h, q_idx, kv_idx) -> bool           keep the score?
-    logits  (score, b, h, q_idx, kv_idx) -> score   on the scaled score, before the mask
-    query   (x, b, h, pos) -> x                     on a row of head_dim elements, see `vectors`;
-    key     (x, b, h, pos) -> x                       h: the query head, or the KV head
-    value   (x, b, h, pos) -> x
+    mask       (b, h, q_idx, kv_idx) -> bool           keep the score?
+    logits     (score, b, h, q_idx, kv_idx) -> score   on the scaled score, before the mask
+    query      (x, b, h, pos) -> x                     on a row of head_dim elements, see `vectors`;
+    key        (x, b, h, pos) -> x                       h: the query head, or the KV head
+    value      (x, b, h, pos) -> x
+    row_state  (lse, b, h, q_idx) -> lse               of a row that has seen all its keys
+    output     (out, b, h, q_idx, d) -> out            of an element of such a row
+
+query, key and value are vector hooks, row_state and output are row hooks. `softmax=False` takes
+scores as the weights of the values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,10 +27,12 @@ import numpy as np
 from cute_attn.abi import UNBOUNDED
 from cute_attn.variants import analysis, indices
 from cute_attn.variants.band import Band
+from cute_attn.variants.blocks import BlockTest, block_test
+from cute_attn.variants.evaluate import evaluate
 from cute_attn.variants.hook import Hook, both, one_after_the_other, traced
-from cute_attn.variants.interval import Interval
+from cute_attn.variants.interval import WHOLE, Interval
 from cute_attn.variants.parameters import Parameter, join, scalars_of, tensors_of
-from cute_attn.variants.program import ROLES, VECTOR_ROLES
+from cute_attn.variants.program import ROLES, ROW_ROLES, VECTOR_ROLES
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.show import show
 from cute_attn.variants.tensor import Tensor
@@ -38,13 +46,19 @@ class Variant:
     Attributes:
         name: goes into kernel names; a C identifier.
         mask: hook, or None: every key within the request is visible.
-        logits: hook, or None: the scaled score is used as it is.
+        logits: hook, or None: the scaled score is used as it is. Without softmax it returns the
+            weight of the key.
         query, key, value: vector hooks, or None: rows are used as they are.
         scalars: run-time numbers of the hooks.
         band: where keys can be visible at all.
         band_is_mask: True if the mask keeps everything inside the band, so that KV blocks that lie
             inside it need no mask code.
         tensors: run-time tensors of the hooks.
+        row_state: hook, or None. Given the log-sum-exp of a row (natural; -inf without keys), it
+            returns what the row's weights are to be normalised by: the output is multiplied with
+            exp(old - new), and the new one is what `lse` returns.
+        output: hook, or None: of the normalised float32 output, before it is rounded.
+        softmax: False: the output of a row is the sum of score times value, nothing normalises it.
     """
 
     name: str
@@ -57,6 +71,9 @@ class Variant:
     query: Hook | None
     key: Hook | None
     value: Hook | None
+    row_state: Hook | None
+    output: Hook | None
+    softmax: bool
 
     def __init__(
         self,
@@ -67,6 +84,9 @@ class Variant:
         query: Callable[..., Any] | None = None,
         key: Callable[..., Any] | None = None,
         value: Callable[..., Any] | None = None,
+        row_state: Callable[..., Any] | Hook | None = None,
+        output: Callable[..., Any] | Hook | None = None,
+        softmax: bool = True,
         params: Sequence[Parameter] = (),
         band: Band | None = None,
         band_is_mask: bool | None = None,
@@ -78,6 +98,9 @@ class Variant:
             mask: Python function of (b, h, q_idx, kv_idx) and parameters, traced now, or a `Hook`.
             logits: the same of (score, b, h, q_idx, kv_idx).
             query, key, value: Python functions of (x, b, h, pos), x a row: see `vectors`.
+            row_state: the same of (lse, b, h, q_idx).
+            output: the same of (out, b, h, q_idx, d), d the column of the output.
+            softmax: whether weights are the softmax of the scores, or the scores.
             params: scalars and tensors that the hooks read. Traced functions may also declare
                 scalars: a further parameter with a default number is one.
             band: of a mask in C++: where keys can be visible, by default everywhere. That of a
@@ -98,30 +121,39 @@ class Variant:
                 )
         parameters = join((), tuple(params))
         hooks: dict[str, Hook | None] = {}
-        functions = (mask, logits, query, key, value)
-        for role, given in zip(ROLES, functions, strict=True):
+        functions = {
+            "mask": mask, "logits": logits, "query": query, "key": key, "value": value,
+            "row_state": row_state, "output": output,
+        }  # fmt: skip
+        for role, given in functions.items():
             hook = hooks[role] = _hook(name, role, given, parameters)
             if hook is not None and hook.program is not None:
                 parameters = join(parameters, hook.program.parameters)
-        self._set(
-            name, hooks, parameters, *_bands(name, hooks["mask"], parameters, band, band_is_mask)
-        )
+        bands = _bands(name, hooks["mask"], parameters, band, band_is_mask)
+        self._set(name, hooks, softmax, parameters, *bands)
 
     def _set(
         self,
         name: str,
         hooks: Mapping[str, Hook | None],
+        softmax: bool,
         parameters: tuple[Parameter, ...],
         band: Band,
         band_is_mask: bool,
     ) -> Variant:
+        if hooks.get("row_state") is not None and not softmax:
+            raise ValueError(
+                f"variant {name!r} has a row_state hook and softmax=False: weights that nothing"
+                " normalises have no log-sum-exp"
+            )
         values = {
             "name": name,
-            **hooks,
+            **{role: hooks.get(role) for role in ROLES},
             "scalars": scalars_of(parameters),
             "band": band,
             "band_is_mask": band_is_mask,
             "tensors": tensors_of(parameters),
+            "softmax": bool(softmax),
         }
         for field in self.__dataclass_fields__:
             object.__setattr__(self, field, values[field])
@@ -129,19 +161,20 @@ class Variant:
 
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        for name in ("tensors", *VECTOR_ROLES):
-            if not shown[name]:
+        for name, plain in _PLAIN.items():
+            if shown[name] == plain:
                 del shown[name]
         return f"Variant({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @property
     def hooks(self) -> dict[str, Hook]:
-        """Those that there are, by role."""
-        return {role: hook for role in ROLES if (hook := getattr(self, role)) is not None}
+        """The hooks that it has, by role."""
+        found = {role: getattr(self, role) for role in ROLES}
+        return {role: hook for role, hook in found.items() if hook is not None}
 
     @property
     def vector_hooks(self) -> dict[str, Hook]:
-        """Those of rows, by role: "query", "key", "value"."""
+        """Those of whole rows, by role: "query", "key", "value"."""
         return {role: hook for role, hook in self.hooks.items() if role in VECTOR_ROLES}
 
     def check_head_dims(self, head_dim_qk: int, head_dim_vo: int) -> None:
@@ -149,6 +182,37 @@ class Variant:
         for role, hook in self.vector_hooks.items():
             if hook.program is not None and (pairing := across(hook.program.result).pairing):
                 pairing.within(head_dim_vo if role == "value" else head_dim_qk)
+
+    @property
+    def finish(self) -> Variant | None:
+        """What of it concerns rows that have seen all their keys, and the merging of partial
+        results; None if nothing does. Equal for variants that differ in other hooks."""
+        rows = {role: hook for role, hook in self.hooks.items() if role in ROW_ROLES}
+        if not rows and self.softmax:
+            return None
+        parameters = self.read_by(*rows)
+        new = Variant.__new__(Variant)
+        return new._set("finish", rows, self.softmax, parameters, Band(), True)
+
+    def read_by(self, *roles: str) -> tuple[Parameter, ...]:
+        """The parameters that hooks of these roles read."""
+        hooks = [self.hooks[role] for role in roles if role in self.hooks]
+        parameters: tuple[Parameter, ...] = (*self.scalars, *self.tensors)
+        return tuple(p for p in parameters if any(hook.reads(p.name) for hook in hooks))
+
+    def weights_between(self) -> tuple[float, float] | None:
+        """What weights are between, without softmax; None: not known, of a hook in C++."""
+        if self.logits is None:
+            return WHOLE
+        if self.logits.program is None:
+            return None
+        # Of finite scores and scalars: of what may be infinite hardly a sum is known.
+        largest = float(np.finfo(np.float32).max)
+        finite: dict[str, Interval] = {"score": (-largest, largest)}
+        for s in self.scalars:
+            finite[s.name] = max(s.bounds[0], -largest), min(s.bounds[1], largest)
+        low, high = self.logits.program.bounds(finite)
+        return float(low), float(high)
 
     def values(self, given: Mapping[str, float | int] | None = None) -> dict[str, float | int]:
         """Scalar values: defaults overlaid with `given`; unknown names and bad values raise."""
@@ -183,13 +247,24 @@ class Variant:
     def check_indices(
         self,
         shapes: Mapping[str, Sequence[int]],
-        leaves: Mapping[str, Interval],
+        scores: Mapping[str, Interval] | None,
         scalars: Mapping[str, float | int],
+        rows: Mapping[str, Interval] | None = None,
     ) -> None:
-        """Raises IndexError if a hook may read outside a tensor; see `indices.check`."""
+        """Raises IndexError if a hook may read outside a tensor.
+
+        Args:
+            shapes: of the tensors.
+            scores: what the arguments of hooks on scores are between; None: there are no scores.
+            scalars: values.
+            rows: the same of hooks on rows; None: there are no rows.
+        """
         left, right = self.band.resolve(scalars)
         points = {name: (float(v), float(v)) for name, v in scalars.items()}
         for role, hook in self.hooks.items():
+            leaves = rows if role in ROW_ROLES else scores
+            if leaves is None:
+                continue
             own = indices.of_role(role, leaves)
             for part in hook.parts or (hook,):
                 if part.program is not None:
@@ -225,6 +300,47 @@ class Variant:
             return analysis.classify(self.mask.program.result, leaves)
         return self._classify_by_band(leaves, values)
 
+    @cached_property
+    def block_test(self) -> BlockTest | None:
+        """What kernels ask about each KV block; None: the band says all that is known."""
+        if self.band_is_mask:
+            return None
+        names = [*(s.name for s in self.scalars), *(t.name for t in self.tensors)]
+        return block_test(self.mask, self.scalars, names)
+
+    def visible(
+        self, scalars: Mapping[str, float | int] | None = None
+    ) -> Callable[[tuple[Any, Any], tuple[Any, Any], Any], Any] | None:
+        """For planning: whether rectangles may have visible scores, for any query head.
+
+        Args:
+            scalars: values; defaults where not given.
+
+        Returns:
+            A function of (first, last) of q_idx, the same of kv_idx, and the request, all integer
+            arrays that broadcast. None: the band says all that is known without tensors. What it
+            depends on at positions is taken to be as for documents (`RangeTable.expected`).
+        """
+        test = self.block_test
+        if test is None:
+            return None
+        some, values = test.visible.some, self.values(scalars)
+        if any(t.name in some.reads for t in self.tensors):
+
+            def not_empty(q_idx: tuple[Any, Any], kv_idx: tuple[Any, Any], b: Any) -> Any:
+                return self.classify(q_idx, kv_idx, values, b=(b, b)) != analysis.EMPTY
+
+            return not_empty
+        given: dict[str, Any] = {f"params.{name}": value for name, value in values.items()}
+        given |= {table.name: table.expected for table in test.tables}
+
+        def visible(q_idx: tuple[Any, Any], kv_idx: tuple[Any, Any], b: Any) -> Any:
+            corners = {"q_first": q_idx[0], "q_last": q_idx[1], "kv_first": kv_idx[0]}
+            corners |= {"kv_last": kv_idx[1], "b": b, "h_first": 0, "h_last": 1 << 30}
+            return evaluate(some, {**corners, **given})
+
+        return visible
+
     def _classify_by_band(
         self, leaves: Mapping[str, Interval], values: Mapping[str, float | int]
     ) -> Any:
@@ -246,16 +362,14 @@ class Variant:
             ValueError: unknown names, values that a scalar cannot have, C++ text that reads one.
         """
         values = {name: self.values(scalars)[name] for name in scalars}
-        hooks = {
-            role: None if (x := getattr(self, role)) is None else x.bake(values) for role in ROLES
-        }
-        mask = hooks["mask"]
+        hooks = {role: hook.bake(values) for role, hook in self.hooks.items()}
         left = tuple(s for s in self.scalars if s.name not in values)
         parameters = join(left, self.tensors)
         bands = self.band.bake(values), self.band_is_mask
+        mask = hooks.get("mask")
         if mask is not None and mask.program is not None:
             bands = _bands(self.name, mask, parameters, None, None)
-        return Variant.__new__(Variant)._set(self.name, hooks, parameters, *bands)
+        return Variant.__new__(Variant)._set(self.name, hooks, self.softmax, parameters, *bands)
 
     def show(self) -> str:
         """What became of it, as text: its scalars, the band derived from the mask, and of each hook
@@ -264,20 +378,22 @@ class Variant:
         return show(self)
 
     def __and__(self, other: Variant) -> Variant:
-        """Both: a key must pass both masks; only one of the two may transform logits; rows go
-        through the hooks of this one, then through the other's.
+        """Both: a key must pass both masks; rows go through the vector hooks of this one, then
+        through the other's; only one of the two may have another hook. Without softmax if one of
+        them is.
 
         Raises:
             ValueError: the two cannot be one.
         """
-        if self.logits and other.logits:
-            raise ValueError(f"{self.name!r} and {other.name!r} both transform logits")
+        for role in self.hooks.keys() & other.hooks.keys() - {"mask", *VECTOR_ROLES}:
+            what = role.replace("_", " ")
+            raise ValueError(f"{self.name!r} and {other.name!r} both transform {what}")
         name, mask = f"{self.name}_{other.name}", both(self.mask, other.mask)
         parameters = join(join(self.scalars, other.scalars), join(self.tensors, other.tensors))
         bands = self.band & other.band, self.band_is_mask and other.band_is_mask
         if mask is not None and mask.program is not None:
             bands = _bands(name, mask, parameters, None, None)
-        hooks = {"mask": mask, "logits": self.logits or other.logits}
+        hooks = {**self.hooks, **other.hooks, "mask": mask}
         for role in VECTOR_ROLES:
             try:
                 hooks[role] = one_after_the_other(getattr(self, role), getattr(other, role))
@@ -285,7 +401,15 @@ class Variant:
                 raise ValueError(
                     f"{self.name!r} and {other.name!r} both transform the {role}: {error}"
                 ) from None
-        return Variant.__new__(Variant)._set(name, hooks, parameters, *bands)
+        softmax = self.softmax and other.softmax
+        return Variant.__new__(Variant)._set(name, hooks, softmax, parameters, *bands)
+
+
+_PLAIN = {
+    "tensors": (), "query": None, "key": None, "value": None, "row_state": None, "output": None,
+    "softmax": True,
+}  # fmt: skip
+"""Fields that are not shown where they are this."""
 
 
 def _floats(limits: tuple[Any, Any]) -> Interval:

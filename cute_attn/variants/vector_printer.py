@@ -75,7 +75,7 @@ def vector_functions(root: Expression, names: Mapping[Expression, str]) -> Vecto
     bodies: dict[str, str] = {}
     if parts.position is not None and parts.frequency is not None:
         bodies["position"] = _cpp(parts.position, names)
-        bodies["frequency"] = _DoublePrinter(parts.frequency, names).text()
+        bodies["frequency"] = _DoublePrinter({"": parts.frequency}, names).body(parts.frequency)
     places: dict[str, int | None] = {"element": None}
     if parts.pairing is not None:
         places = {"first": 0, "second": 1, "element": None}
@@ -171,9 +171,15 @@ class _VectorPrinter(Printer):
 
     arguments = frozenset({*ARGUMENTS, *VECTOR_ARGUMENTS})
 
+    def _division(self, x: Expression, y: Expression) -> tuple[str, int]:
+        if y.reads == {"head_dim"}:  # a constant of the kernel
+            reciprocal = f"(1.0f / {self._operand(y, PRODUCT + 1)})"
+            return f"{self._operand(x, PRODUCT)} * {reciprocal}", PRODUCT
+        return super()._division(x, y)
+
 
 def _cpp(root: Expression, names: Mapping[Expression, str]) -> str:
-    return _VectorPrinter(root, names).text()
+    return _VectorPrinter({"": root}, names).body(root)
 
 
 class _DoublePrinter(_VectorPrinter):

@@ -6,6 +6,7 @@ requests of 8k keys, 32/8 heads, over pages of 16. Section R: StreamingLLM decod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from cute_attn import (
     Problem,
     Variant,
     alibi,
+    attention_sinks,
     causal,
     choose,
     document_mask,
@@ -25,6 +27,7 @@ from cute_attn import (
     prefix_lm,
     relative_bias,
     rope,
+    sigmoid_attention,
     sliding_window,
     soft_cap,
     streaming_llm,
@@ -60,6 +63,8 @@ class VariantCase:
         variant: what is measured.
         keep, bend: the formula.
         rows: what becomes of queries and keys in it.
+        sinks: (heads,) logits that take part in the softmax, or None.
+        softmax: False: scores are weights.
         scalars: of the variant.
         tensors: of the variant, on the CPU.
     """
@@ -68,6 +73,8 @@ class VariantCase:
     keep: Keep
     bend: Bend = field(default=lambda scores, h, i, j: scores)
     rows: Rows = field(default=lambda x, positions: x)
+    sinks: torch.Tensor | None = None
+    softmax: bool = True
     scalars: dict[str, float | int] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -109,6 +116,7 @@ def variant_cases(requests: int, length: int, heads: int) -> dict[str, VariantCa
     documents = (torch.arange(length, dtype=torch.int32) // DOCUMENT).repeat(requests, 1)
     generator = torch.Generator().manual_seed(7)
     bias = torch.randn(heads, 2 * REACH + 1, generator=generator)
+    sinks = torch.linspace(-2, 6, heads)
     prefix = length // 4
 
     def with_slopes(scores: torch.Tensor, h: Any, i: Any, j: Any) -> torch.Tensor:
@@ -146,6 +154,16 @@ def variant_cases(requests: int, length: int, heads: int) -> dict[str, VariantCa
             causal() & relative_bias(REACH), _past, with_bias, tensors={"bias": bias}
         ),
         "rope": VariantCase(causal() & rope(), _past, rows=_turned),
+        "sinks": VariantCase(
+            causal() & attention_sinks(), _past, sinks=sinks, tensors={"sink": sinks}
+        ),
+        "sigmoid": VariantCase(
+            causal() & sigmoid_attention(1),  # the default is part of the kernel's name
+            _past,
+            lambda scores, h, i, j: 1 / (1 + length * (-scores).exp()),
+            softmax=False,
+            scalars={"sigmoid_bias": -math.log(length)},
+        ),
     }
 
 

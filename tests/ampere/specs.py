@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from cute_attn import ampere
@@ -45,3 +47,12 @@ def even_keys() -> Variant:
     """A mask that is no band: it decides in every KV block."""
     hook = Hook("even", "kv_idx % 2 == 0", lambda b, h, q, kv, **_: np.asarray(kv) % 2 == 0)
     return Variant("even", mask=hook, band_is_mask=False)
+
+
+def sinks() -> Variant:
+    """A mask that is no band, whose blocks are classified."""
+
+    def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, first: int = 4, window: int = 64) -> Any:
+        return (kv_idx <= q_idx) & ((kv_idx < first) | (kv_idx > q_idx - window))
+
+    return Variant("sinks", mask=mask)

@@ -11,8 +11,19 @@ from cute_attn.ampere.tiles import register_limit
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.codegen.vector_hooks import is_heavy, turns_bytes
 from cute_attn.runtime import CompiledKernel, CompileRequest, build_kernel, count_opcodes
-from cute_attn.variants import causal, full, qk_norm, rope, sliding_window, soft_cap, streaming_llm
-from tests.ampere.specs import ARCHS, HEAD_DIMS, SCHEDULES, even_keys, make_spec
+from cute_attn.variants import (
+    Variant,
+    attention_sinks,
+    causal,
+    full,
+    qk_norm,
+    rope,
+    sigmoid_attention,
+    sliding_window,
+    soft_cap,
+    streaming_llm,
+)
+from tests.ampere.specs import ARCHS, HEAD_DIMS, SCHEDULES, even_keys, make_spec, sinks
 
 
 def build(spec: KernelSpec) -> CompiledKernel:
@@ -29,6 +40,10 @@ def assert_clean(spec: KernelSpec) -> CompiledKernel:
     return kernel
 
 
+DOUBLED = Variant("doubled", output=lambda out, b, h, q_idx, d: 2 * out)
+ON_ROWS = causal() & attention_sinks() & DOUBLED
+WEIGHTS = causal() & sigmoid_attention(4096)
+
 REPRESENTATIVE = [
     make_spec("ampere_tile", arch="sm_80", loader="paged", group=4),
     make_spec("ampere_tile", arch="sm_89", dtype="fp16", head_dim=64, variant=full()),
@@ -36,6 +51,12 @@ REPRESENTATIVE = [
     make_spec("ampere_decode", arch="sm_86", loader="paged", group=5),
     make_spec("ampere_decode", arch="sm_90", dtype="fp16", head_dim=256, variant=full()),
     make_spec("ampere_decode", arch="sm_80", loader="paged", group=4, fixed_pieces=True),
+    make_spec("ampere_tile", arch="sm_80", loader="paged", group=4, variant=WEIGHTS),
+    make_spec("ampere_tile", arch="sm_80", head_dim=64, group=4, variant=ON_ROWS),
+    make_spec("ampere_decode", arch="sm_90", loader="paged", group=4, variant=ON_ROWS),
+    make_spec("ampere_decode", arch="sm_80", group=4, variant=WEIGHTS & DOUBLED, fixed_pieces=True),
+    make_spec("ampere_tile", arch="sm_80", loader="paged", group=4, variant=sinks()),
+    make_spec("ampere_decode", arch="sm_90", loader="paged", group=4, variant=sinks()),
 ]
 MATRIX = [
     make_spec(
@@ -81,12 +102,20 @@ FURTHER_VARIANTS = [
         SCHEDULES,
         ("sm_80", "sm_86", "sm_90"),
         HEAD_DIMS,
-        (causal() & sliding_window(), causal() & soft_cap(), even_keys()),
+        (causal() & sliding_window(), causal() & soft_cap(), even_keys(), ON_ROWS, WEIGHTS),
     )
+]
+SKIPPING = [
+    make_spec(schedule, arch=arch, head_dim=head_dim, loader=loader, group=4, variant=sinks())
+    for schedule, arch, head_dim, loader in itertools.product(
+        SCHEDULES, ("sm_80", "sm_86", "sm_90"), HEAD_DIMS, ("ragged", "paged")
+    )
+    # With launches that overlap it spills up to 100 bytes.
+    if (schedule, arch, head_dim) != ("ampere_tile", "sm_90", 128)
 ]
 
 
-WITH_ROWS = [
+WITH_VECTORS = [
     make_spec(
         schedule,
         arch=arch,
@@ -123,7 +152,9 @@ def test_compiles_clean(spec: KernelSpec) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "spec", list(dict.fromkeys(MATRIX + DECODE_TILES + FIXED_PIECES)), ids=lambda s: s.name
+    "spec",
+    list(dict.fromkeys(MATRIX + DECODE_TILES + FIXED_PIECES + SKIPPING)),
+    ids=lambda s: s.name,
 )
 def test_matrix_compiles_clean(spec: KernelSpec) -> None:
     assert_clean(spec)
@@ -144,18 +175,18 @@ def hardly_spills(spec: KernelSpec) -> None:
     assert resources.registers <= register_limit(spec.tile)
 
 
-def test_hooks_of_rows_compile_clean() -> None:
-    for spec in (s for s in WITH_ROWS if s.arch == "sm_80" and s.head_dim_qk == 128):
+def test_vector_hooks_compile_clean() -> None:
+    for spec in (s for s in WITH_VECTORS if s.arch == "sm_80" and s.head_dim_qk == 128):
         hardly_spills(spec)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", WITH_ROWS, ids=lambda s: s.name)
-def test_hooks_of_rows_hardly_spill(spec: KernelSpec) -> None:
+@pytest.mark.parametrize("spec", WITH_VECTORS, ids=lambda s: s.name)
+def test_vector_hooks_hardly_spill(spec: KernelSpec) -> None:
     hardly_spills(spec)
 
 
-@pytest.mark.parametrize("spec", REPRESENTATIVE[::3], ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", REPRESENTATIVE[:6:3], ids=lambda s: s.name)
 def test_sass_is_what_was_meant(spec: KernelSpec) -> None:
     opcodes = count_opcodes(build(spec).sass)
     assert opcodes["LDGSTS"] > 0  # cp.async

@@ -9,8 +9,16 @@ import pytest
 from cute_attn import ampere
 from cute_attn.ampere.tiles import row_tiles
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
-from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
-from tests.ampere.specs import SCHEDULES, even_keys, make_spec
+from cute_attn.variants import (
+    Variant,
+    attention_sinks,
+    causal,
+    full,
+    sigmoid_attention,
+    sliding_window,
+    soft_cap,
+)
+from tests.ampere.specs import SCHEDULES, even_keys, make_spec, sinks
 
 STEP = {"ampere_tile": "void attend_block(", "ampere_decode": "void attend_keys("}
 
@@ -71,11 +79,42 @@ def test_only_paged_kernels_know_pages(schedule: str) -> None:
 def test_logits_hook_only_if_the_variant_has_one(schedule: str) -> None:
     assert "variant_logits" not in text_of(make_spec(schedule))
     text = text_of(make_spec(schedule, variant=causal() & soft_cap()))
-    assert "scaled_tanh" in text and "transform_scores(params" in text
+    assert "fast_tanh(score)" in text and "transform_scores(params" in text
     # The hook comes before the mask, so that a capped -inf cannot come back.
     body = text[text.index(STEP[schedule]) :]
     assert body.index("transform_scores(") < body.index("mask_scores(")
     assert "float logits_soft_cap;" in text
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_weights_in_the_place_of_a_softmax(schedule: str) -> None:
+    plain = text_of(make_spec(schedule))
+    sigmoid = text_of(make_spec(schedule, variant=causal() & sigmoid_attention(64)))
+    softmax = {"ampere_tile": "OnlineSoftmax", "ampere_decode": "KeySoftmax"}[schedule]
+    weights = {"ampere_tile": "ScoreWeights", "ampere_decode": "KeyWeights"}[schedule]
+    assert weights in sigmoid and softmax not in sigmoid
+    assert weights not in plain and softmax in plain
+    assert "visible ? score : 0.f;" in sigmoid and "visible ? score : neg_infinity();" in plain
+    assert "params.partial_lse[" not in sigmoid and "params.lse[" not in sigmoid
+    assert re.search(r"(start|softmax)\(params\.scale_log2\);", sigmoid)
+    assert ("MergeSum" in sigmoid) == (schedule == "ampere_decode")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_hooks_on_rows_act_on_finished_ones(schedule: str) -> None:
+    doubled = Variant("doubled", output=lambda out, b, h, q_idx, d: 2 * out)
+    plain, sinks, both = (
+        text_of(make_spec(schedule, variant=v))
+        for v in (full(), attention_sinks(), attention_sinks() & doubled)
+    )
+    assert "finish_" not in plain and "finished_row.hpp" not in plain
+    assert "variant_output" not in sinks and "variant_output" in both
+    if schedule == "ampere_tile":
+        for text in (sinks, both):
+            assert text.count("if (item.slot < 0) finish_rows(params, item, ") == 1
+    else:  # of a whole tile, and of its pieces
+        assert sinks.count("finish_state<RowHooks>(") == 2
+        assert both.count("finish_output<RowHooks>(") == 2
 
 
 def test_one_buffer_or_a_ring() -> None:
@@ -170,3 +209,30 @@ def test_only_decode_cuts_tiles_itself() -> None:
     spec = make_spec("ampere_tile", fixed_pieces=True)
     with pytest.raises(UnsupportedSpecError, match="'ampere_tile' does not cut tiles itself"):
         ampere.emit(spec)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("loader", ["ragged", "paged"])
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_blocks_that_the_mask_empties_are_skipped(schedule: str, loader: str, stages: int) -> None:
+    if schedule == "ampere_decode" and stages == 1:
+        return
+    tile = Tile(q=16, kv=64, stages=stages, threads=128)
+    if schedule == "ampere_tile":
+        tile = Tile(q=64, kv=32, stages=stages, threads=128)
+    text = text_of(make_spec(schedule, loader=loader, variant=sinks(), tile=tile))
+    assert re.findall(r"attend_(?:block|keys)<(true|false)>\(", text) == ["false", "true"]
+    assert "for (; blocks.any(); blocks.advance())" in text
+    ahead = max(stages - (loader == "ragged"), 1)
+    assert re.search(rf"using Blocks = BlocksAhead<[^;]*, {ahead}>;", text)
+    # Where the next keys are is asked of the walk alone.
+    assert "n - 1" not in text and "block - 1" not in text and "n - i" not in text
+    uses = re.findall(r"item\.block_begin", text)
+    assert len(uses) == 1  # the end of the walk
+    assert "n % kStages" not in text and "ahead % kStages" not in text
+
+
+def test_a_walk_may_read_what_the_launch_before_wrote() -> None:
+    text = text_of(make_spec("ampere_decode", arch="sm_90", variant=sinks()))
+    assert text.index("wait_for_predecessor();") < text.index("Blocks blocks(")
+    assert text.count("wait_for_predecessor();") == 2

@@ -20,6 +20,7 @@ from cute_attn import BatchAttention, hopper
 from cute_attn.api import cuda_batch, launch_set, plan_buffer, plan_store
 from cute_attn.api.arguments import Arguments
 from cute_attn.codegen.attention_params import attention_params
+from cute_attn.codegen.registered import REGISTERED
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.runtime.device import DeviceInfo
@@ -98,6 +99,8 @@ def _not_generated(spec: KernelSpec) -> GeneratedKernel:
     """Name and parameters of the spec's kernel, without its text."""
     if spec.schedule == hopper.SCHEDULE:
         params = hopper.params_of(spec)
+    elif spec.schedule in REGISTERED:
+        params = REGISTERED[spec.schedule].params_of(spec)
     else:
         params = attention_params(
             tma=False,

@@ -208,8 +208,10 @@ def test_scalars_reach_the_block_and_revert(fake_gpu: Any) -> None:
     for scalars, expected in ((None, 20.0), ({"logits_soft_cap": 5.0}, 5.0), (None, 20.0)):
         batch.run(q, k, k, scalars=scalars)
         assert fake_gpu.launches[-1].params["logits_soft_cap"] == expected
-    # After a logits hook the scores are scaled already.
-    assert fake_gpu.launches[-1].params["scale_log2"] == pytest.approx(math.log2(math.e))
+        # cap tanh(score / cap): both factors are those that scores are multiplied with anyway.
+        block = fake_gpu.launches[-1].params
+        assert block["sm_scale"] == pytest.approx(128**-0.5 / expected)
+        assert block["scale_log2"] == pytest.approx(math.log2(math.e) * expected)
 
 
 def with_bias() -> Variant:

@@ -179,6 +179,9 @@ def test_one_tensor_in_both_functions_and_names_that_are_taken() -> None:
 
     variant = from_flex(score, mask)
     assert [t.name for t in variant.tensors] == ["k1"]
+    d = lse = torch.ones(LENGTH)
+    variant = from_flex(lambda score, b, h, q_idx, kv_idx: score * d[q_idx])
+    assert [t.name for t in variant.tensors] == ["d1"] and lse is d
 
 
 def test_errors() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from cute_attn.codegen.registered import REGISTERED
 
 pytestmark = pytest.mark.usefixtures("kernel_cache")
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -40,6 +43,26 @@ def test_build_kernel(capsys: pytest.CaptureFixture[str]) -> None:
     assert usual != overridden == "32"
     assert text.count("0 bytes spilled") == 2
     assert "{'q': 256}: not possible: tile.q is 256" in text
+
+
+@pytest.fixture
+def _no_templates() -> Iterator[None]:
+    """The example registers its own, once a process."""
+    REGISTERED.pop("row_per_thread", None)
+    yield
+    REGISTERED.pop("row_per_thread", None)
+
+
+@pytest.mark.usefixtures("_no_templates")
+def test_own_template(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output_of("own_template.py", capsys)
+    assert re.search(r"^row_per_thread_bf16_d64_ragged_g4_causal_sinks_sm_90_\w+: \d+ reg", text)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_no_templates")
+def test_own_template_on_the_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "error against the CPU executor" in output_of("own_template.py", capsys)
 
 
 @pytest.mark.gpu

@@ -105,7 +105,7 @@ inline unsigned __reduce_add_sync(unsigned, unsigned value) {
 }
 inline unsigned __umulhi(unsigned a, unsigned b) { return uint64_t{a} * b >> 32; }
 inline int __ffs(unsigned bits) { return __builtin_ffs(bits); }
-inline int __clz(int bits) { return __builtin_clz(bits); }
+inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(bits); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 """

@@ -18,12 +18,15 @@ def test_no_hooks_no_code() -> None:
 
 def test_each_hook_reads_only_its_scalars() -> None:
     text = cpp_hooks(soft_cap() & causal() & sliding_window())
-    mask, logits = text.split("\n\n")
+    values, mask, logits = text.split("\n\n")
+    assert "struct RowValues {};" in values
     assert "bool variant_mask(" in mask and "float variant_logits(" in logits
     assert "(kv_idx <= q_idx) && (kv_idx >= q_idx - window_left)" in mask
     assert "int32_t const window_left = params.window_left;" in mask
     assert "logits_soft_cap" not in mask and "window_left" not in logits
-    assert "float const logits_soft_cap = params.logits_soft_cap;" in logits
+    assert "logits_soft_cap" not in logits  # the host multiplies sm_scale and scale_log2
+    text = cpp_hooks(Variant("twice", logits=lambda s, b, h, i, j, *, by=2.0: s * by + by))
+    assert "float const by = params.by;" in text
 
 
 def test_a_user_hook_compiles_and_is_inlined() -> None:
@@ -36,12 +39,15 @@ def test_a_user_hook_compiles_and_is_inlined() -> None:
     params = attention_params(tma=False, paged=False, variant=variant)
     source = f"""
 #include <cute/config.hpp>
+#include <cute_attn/lag.hpp>
 #include <cute_attn/softmax.hpp>
+using namespace cute_attn;
 using Element = unsigned short;
 {cpp_struct(params)}
 {number_lines(cpp_hooks(variant))}
 extern "C" __global__ void k(const __grid_constant__ Params params) {{
-  params.lse[threadIdx.x] = variant_logits(params, params.lse[threadIdx.x], 0, 1, 2, threadIdx.x);
+  int const k = threadIdx.x;
+  params.lse[k] = variant_logits(params, {{}}, params.lse[k], 0, 1, 2, k, Lag(2 - k));
 }}
 """
     compiled = compile_source(CompileRequest(source, "k", "sm_80", (INCLUDE_DIR,)))

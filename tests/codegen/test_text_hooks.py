@@ -55,7 +55,10 @@ def test_text_and_traced_masks_combine() -> None:
     assert both.mask is not None and len(both.mask.parts) == 3
     assert both.band.left == "window_left" and both.band.right == 0 and not both.band_is_mask
     source = compiled(both)
-    assert "return variant_mask_0(params, b, h, q_idx, kv_idx) && variant_mask_1(" in source
+    assert (
+        "return variant_mask_0(params, values, b, h, q_idx, kv_idx, lag) && variant_mask_1("
+        in source
+    )
     assert [s.name for s in both.scalars] == ["span", "window_left"]
     with pytest.raises(ValueError, match=r"hook 'triangle' is C\+\+ text without evaluate="):
         both.mask(0, 0, 1, 2, span=1, window_left=2)

@@ -9,7 +9,11 @@ import pytest
 
 from cute_attn import Problem, build, choose
 from cute_attn.codegen.attention_params import attention_params
-from cute_attn.codegen.hooks import cpp_hooks, hook_headers, number_lines
+from cute_attn.codegen.hooks import (
+    cpp_hooks,
+    hook_headers,
+    number_lines,
+)
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.source import INCLUDE_DIR
 from cute_attn.runtime import CompileRequest, compile_source
@@ -21,11 +25,14 @@ from cute_attn.variants.program import Program
 def kernel(variant: Variant) -> str:
     """A kernel that passes scores through both hooks."""
     params = attention_params(tma=False, paged=False, variant=variant)
-    mask = "variant_mask(params, b, h, q, k)" if variant.mask else "true"
-    logits = "variant_logits(params, s, b, h, q, k)" if variant.logits else "s"
+    at = "b, h, q, k, Lag(q - k)"
+    mask = f"variant_mask(params, row_values(params, b, h, q), {at})" if variant.mask else "true"
+    logits = "s"
+    if variant.logits:
+        logits = f"variant_logits(params, row_values(params, b, h, q), s, {at})"
     return number_lines(f"""#include <cute/config.hpp>
 #include <cute_attn/softmax.hpp>
-{"".join(f"#include <{header}>" for header in hook_headers(variant))}
+{chr(10).join(f"#include <{header}>" for header in hook_headers(variant))}
 using namespace cute_attn;
 using Element = unsigned short;
 {cpp_struct(params)}
@@ -99,13 +106,14 @@ CUTE_DEVICE int document(Params const& params, int i0, int i1) {
     assert "bool allowed(Params const& params, int i0, int i1, int i2)" in source
     assert "unused(" not in source
     names = [f.name for f in attention_params(tma=False, paged=False, variant=variant).fields]
-    assert names[-1] == "unused_size_0" and "allowed_stride_1" in names
+    assert names[-1] == "allowed_ranges" and "allowed_stride_1" in names
 
 
 def test_helper_functions_only_where_used() -> None:
-    headers = ["cute_attn/hook_functions.hpp"]
-    assert hook_headers(soft_cap()) == []
-    assert hook_headers(Variant("x", logits=lambda s, b, h, q, k: functions.exp(s))) == headers
+    functions_of_hooks, lag = "cute_attn/hook_functions.hpp", "cute_attn/lag.hpp"
+    assert hook_headers(soft_cap()) == [lag]
+    exponential = Variant("x", logits=lambda s, b, h, q, k: functions.exp(s))
+    assert hook_headers(exponential) == [functions_of_hooks, lag]
 
     # Masked by its band: the limit is all that is left of the mask.
     def chunks(b: Any, h: Any, q: Any, k: Any, *, span: int) -> Any:
@@ -113,7 +121,8 @@ def test_helper_functions_only_where_used() -> None:
 
     by_band = Variant("x", mask=chunks, params=SPAN)
     assert by_band.band_is_mask
-    assert hook_headers(by_band, mask=False) == headers and cpp_hooks(by_band, mask=False) == ""
+    assert hook_headers(by_band, mask=False) == [functions_of_hooks]
+    assert cpp_hooks(by_band, mask=False) == ""
     assert hook_headers(Variant("x", mask=lambda b, h, q, k: q >= k), mask=False) == []
 
 

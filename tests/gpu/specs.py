@@ -25,16 +25,16 @@ from cute_attn import (
 from cute_attn.abi import UNBOUNDED
 from cute_attn.api.dispatch import all_specs, is_long, tiles_per_sm
 from cute_attn.api.fixed_kernels import FixedKernels
+from cute_attn.api.kernel import merge_of
 from cute_attn.codegen.kernels import (
     emit_append,
-    emit_merge,
     emit_merge_states,
     emit_plan_decode,
 )
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.hopper import FEW_ROWS
 from cute_attn.scheduler.constants import H200
-from tests.gpu import stress, variant_cases
+from tests.gpu import own_template, stress, variant_cases
 from tests.gpu.batches import variant_of
 from tests.gpu.check import problem_of
 from tests.gpu.grid import CASES, CUT, LENGTHS, Case
@@ -71,7 +71,7 @@ def with_merges(specs: Iterable[KernelSpec]) -> list[AnyKernel]:
     for spec in specs:
         kernels.setdefault(spec.name, spec)
         if not spec.fuses_merge:
-            merge = emit_merge(spec.arch, spec.dtype, spec.head_dim_vo, spec.tile.q, spec.group)
+            merge = merge_of(spec)
             kernels.setdefault(merge.name, merge)
     return list(kernels.values())
 
@@ -138,7 +138,7 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
     ]
     specs += all_specs(replace(serving_problem(arch, 16), variant=causal() & sliding_window()))
     specs += invariant_kernels(arch)
-    specs += variant_cases.kernels(arch)
+    specs += variant_cases.kernels(arch) + own_template.kernels(arch)
     if arch == "sm_90a":  # see test_rising, test_neighbours, test_queries
         for case in stress.DECODES:
             every = all_specs(problem_of(case, arch))

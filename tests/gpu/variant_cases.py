@@ -18,6 +18,7 @@ from cute_attn import (
     RaggedKV,
     Variant,
     alibi,
+    attention_sinks,
     causal,
     choose,
     chunked_local,
@@ -26,13 +27,14 @@ from cute_attn import (
     qk_norm,
     relative_bias,
     rope,
+    sigmoid_attention,
     sliding_window,
     soft_cap,
     streaming_llm,
 )
 from cute_attn.api.dispatch import tiles_per_sm
 from cute_attn.scheduler.constants import H200
-from cute_attn.variants import Hook, Scalar, Tensor
+from cute_attn.variants import Hook, Scalar, Tensor, functions
 
 HEADS, KV_HEADS, DIM, LONGEST = 8, 2, 64, 400
 LENGTHS = {
@@ -41,6 +43,8 @@ LENGTHS = {
     "decode": ([1, 1, 1], [400, 1, 138]),
 }
 """(q_len, kv_len) of the requests."""
+ROW_LENGTHS = {**LENGTHS, "empty": ([3, 40, 1], [0, 17, 138])}
+"""The same for hooks on rows, which rows without keys have as well."""
 
 Dense = Callable[..., Any]
 
@@ -53,6 +57,9 @@ class VariantCase:
         variant: the program.
         keep: the mask of the dense formula, of (b, h, i, j); None: all.
         bend: the score of it, of (s, b, h, i, j); None: as it is.
+        state: its log-sum-exp, of (lse, b, h, i); None: as it is.
+        finish: its output, of (out, b, h, i, d); None: as it is.
+        softmax: False: scores are weights.
         scalars, tensors: of the variant.
         query, key, value: what becomes of rows in the dense formula, of (x, b, positions): x
             (heads, positions, dim); None: nothing.
@@ -63,6 +70,9 @@ class VariantCase:
     variant: Variant
     keep: Dense | None = None
     bend: Dense | None = None
+    state: Dense | None = None
+    finish: Dense | None = None
+    softmax: bool = True
     scalars: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     query: Dense | None = None
@@ -151,12 +161,43 @@ def channel_scale(x: Any, b: Any, h: Any, pos: Any, *, v_scale: Any) -> Any:
     return x * v_scale[h, x.index]
 
 
+def gated(out: Any, b: Any, h: Any, q_idx: Any, d: Any, *, gate: Any, shift: float = 0.2) -> Any:
+    return out * gate[h, d] + 0.1 * (q_idx % 5) + shift * b
+
+
+def gated_on_tensors(out: Any, b: Any, h: Any, i: Any, d: Any) -> Any:
+    return out * _on(GATE, out)[h, d] + 0.1 * (i % 5) + 0.3 * b
+
+
+def tempered(lse: Any, b: Any, h: Any, q_idx: Any) -> Any:
+    return functions.maximum(lse, 0.25 * h) + 0.01 * (q_idx % 3) - 0.5 * b
+
+
+def relu_squared(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    positive = functions.maximum(score, 0.0)
+    return positive * positive
+
+
+def sinks(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, first: int = 4, window: int = 64) -> Any:
+    return (kv_idx <= q_idx) & ((kv_idx < first) | (kv_idx > q_idx - window))
+
+
+def gap(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, begin: int = 0, end: int = 0) -> Any:
+    return (kv_idx < begin) | (kv_idx >= end)
+
+
+def late(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, first: int = 0) -> Any:
+    return (kv_idx <= q_idx) & (q_idx >= first)
+
+
 STEP = Scalar("step", "i32", 3, "distance of visible keys", lower=1)
 EVEN = Hook("even", "kv_idx % 2 == 0", lambda b, h, q_idx, kv_idx: kv_idx % 2 == 0)
 SLOPES = torch.linspace(0.01, 0.06, HEADS)
 DOCUMENTS = (random(4, 3, LONGEST) > 2).cumsum(-1).int()
 BIAS = random(5, HEADS, 33)
 ALLOWED = random(6, LONGEST, LONGEST) > 0
+SINK = torch.tensor([-40.0, 40.0, 0.0, 1.0, -2.0, 3.0, 5.0, 8.0])
+GATE = random(8, HEADS, DIM)
 PREFIX = torch.tensor([90, 0, 170], dtype=torch.int32)
 WEIGHTS = 1 + 0.3 * random(7, 2, 128)
 V_SCALE = 1 + 0.5 * random(8, KV_HEADS, 128)
@@ -245,12 +286,106 @@ CASES = {
         lambda b, h, i, j: (j <= i) | (j < int(PREFIX[b])),
         tensors={"prefix": PREFIX},
     ),
+    "sinks": VariantCase(
+        causal() & attention_sinks(),
+        _seen,
+        state=lambda lse, b, h, i: torch.logaddexp(lse, _on(SINK, lse)[h]),
+        tensors={"sink": SINK},
+    ),
+    "tempered": VariantCase(
+        Variant("tempered", row_state=tempered, output=gated, params=[Tensor("gate", "f32", 2)]),
+        state=lambda lse, b, h, i: lse.clamp(min=0.25 * h) + 0.01 * (i % 3) - 0.5 * b,
+        finish=gated_on_tensors,
+        scalars={"shift": 0.3},
+        tensors={"gate": GATE},
+    ),
+    "sigmoid": VariantCase(
+        causal() & sigmoid_attention(LONGEST),
+        _seen,
+        lambda s, b, h, i, j: 1 / (1 + LONGEST * (-s).exp()),
+        softmax=False,
+    ),
+    "linear": VariantCase(Variant("linear", softmax=False), softmax=False),
+    "squares": VariantCase(
+        sliding_window()
+        & Variant(
+            "squares",
+            logits=relu_squared,
+            output=gated,
+            softmax=False,
+            params=[Tensor("gate", "f32", 2)],
+        ),
+        lambda b, h, i, j: i - j < 71,
+        lambda s, b, h, i, j: s.relu() ** 2,
+        finish=gated_on_tensors,
+        softmax=False,
+        scalars={"window_left": 70, "shift": 0.3},
+        tensors={"gate": GATE},
+    ),
+    "all_hooks": VariantCase(
+        causal()
+        & soft_cap()
+        & attention_sinks()
+        & Variant("gated", output=gated, params=[Tensor("gate", "f32", 2)]),
+        _seen,
+        lambda s, b, h, i, j: 1.5 * (s / 1.5).tanh(),
+        state=lambda lse, b, h, i: torch.logaddexp(lse, _on(SINK, lse)[h]),
+        finish=gated_on_tensors,
+        scalars={"logits_soft_cap": 1.5, "shift": 0.3},
+        tensors={"sink": SINK, "gate": GATE},
+    ),
+    "first_and_near": VariantCase(
+        Variant("sinks", mask=sinks),
+        lambda b, h, i, j: (j <= i) & ((j < 20) | (i - j < 60)),
+        scalars={"first": 20, "window": 60},
+    ),
+    "sinks_chunks": VariantCase(
+        Variant("sinks", mask=sinks) & chunked_local() & soft_cap(),
+        lambda b, h, i, j: (
+            (j <= i) & ((j < 20) | (i - j < 60)) & (i.div(150, rounding_mode="floor") == j // 150)
+        ),
+        lambda s, b, h, i, j: 1.5 * (s / 1.5).tanh(),
+        scalars={"first": 20, "window": 60, "chunk_size": 150, "logits_soft_cap": 1.5},
+    ),
+    # Pieces of a split tile without a visible key.
+    "gap": VariantCase(
+        Variant("gap", mask=gap),
+        lambda b, h, i, j: (j < 70) | (j >= 310),
+        scalars={"begin": 70, "end": 310},
+    ),
+    # Items without one, and rows beside others that have some.
+    "late": VariantCase(
+        Variant("late", mask=late), lambda b, h, i, j: (j <= i) & (i >= 250), scalars={"first": 250}
+    ),
+    "nothing": VariantCase(
+        Variant("late", mask=late), lambda b, h, i, j: (j <= i) & (i >= 999), scalars={"first": 999}
+    ),
 }
+ROW_CASES = [name for name, x in CASES.items() if x.state or x.finish or not x.softmax]
+"""Those that act on rows."""
+PAGE_SIZES = (None, 1, 16)
+"""Of their KV."""
+
+
+def _as_state(function: Callable[[Any], Any]) -> Variant:
+    """The log-sum-exp of the row at -i is the function of x[i], whatever the keys."""
+
+    def of_table(lse: Any, b: Any, h: Any, q_idx: Any, *, x: Any) -> Any:
+        return function(x[-q_idx])
+
+    return Variant("of_table", row_state=of_table, params=[Tensor("x", "f32", 1)])
+
+
+FUNCTIONS = {
+    name: _as_state(getattr(functions, name))
+    for name in ("sigmoid", "sigmoid_approx", "tanh_approx")
+}
+"""Functions of hooks whose errors are measured, in float32."""
 PAGED = frozenset(list(CASES)[::2])
 """Those with pages of 16 keys; the others are ragged."""
 
 
-def _rows(variant: Variant, page_size: int | None, **rest: Any) -> VariantCase:
+def _vectors(variant: Variant, page_size: int | None, **rest: Any) -> VariantCase:
     keep = rest.pop("keep", _seen)
     return VariantCase(variant, keep, page_size=page_size, **rest)
 
@@ -271,13 +406,17 @@ def _at_places(x: torch.Tensor, b: int, positions: torch.Tensor) -> torch.Tensor
     return turned(x, _on(PLACES, x)[b, positions.clamp(min=0)])
 
 
+def _with_sink(lse: torch.Tensor, b: int, h: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return torch.logaddexp(lse, _on(SINK, lse)[h])
+
+
 def _norm_then_turned(n: int) -> Dense:
     return lambda x, b, i: turned(rms(x, WEIGHTS[n, : x.shape[-1]], 0.01), i)
 
 
 NORM = {"q_norm_weight": WEIGHTS[0], "k_norm_weight": WEIGHTS[1]}
 CASES |= {
-    f"{name}_{page_size or 'ragged'}": _rows(variant, page_size, **rest)
+    f"{name}_{page_size or 'ragged'}": _vectors(variant, page_size, **rest)
     for page_size in (None, 1, 16)
     for name, variant, rest in (
         (
@@ -309,6 +448,46 @@ CASES |= {
             {"value": lambda x, b, i: x * _on(V_SCALE, x)[:, None], "dim": 128,
              "tensors": {"v_scale": V_SCALE}},
         ),
+        (
+            "rope_sinks",
+            causal() & rope() & attention_sinks(),
+            {"query": _turned, "key": _turned, "dim": 128, "state": _with_sink,
+             "tensors": {"sink": SINK}},
+        ),
+        (
+            "rope_sigmoid",
+            causal() & rope() & sigmoid_attention(LONGEST),
+            {"query": _turned, "key": _turned, "softmax": False,
+             "bend": lambda s, b, h, i, j: 1 / (1 + LONGEST * (-s).exp())},
+        ),
+        (
+            "rope_prefix",
+            prefix_lm() & rope(),
+            {"query": _turned, "key": _turned, "dim": 128,
+             "keep": lambda b, h, i, j: (j <= i) | (j < 210), "scalars": {"prefix_length": 210}},
+        ),
+        # Blocks are skipped by what a tensor holds, and values change as well.
+        (
+            "rope_documents",
+            causal() & document_mask() & rope()
+            & Variant("values", value=channel_scale, params=[Tensor("v_scale", "f32", 2)]),
+            {"query": _turned, "key": _turned, "dim": 128,
+             "value": lambda x, b, i: x * _on(V_SCALE, x)[:, None],
+             "keep": lambda b, h, i, j: (
+                 (j <= i) & (_on(DOCUMENTS, i)[b][i] == _on(DOCUMENTS, i)[b][j])
+             ),
+             "tensors": {"document": DOCUMENTS, "v_scale": V_SCALE}},
+        ),
+        (
+            "streaming_all",
+            streaming_llm(sinks=3, window=60) & soft_cap() & attention_sinks()
+            & Variant("gated", output=gated, params=[Tensor("gate", "f32", 2)]),
+            {"query": _turned, "key": _turned, "state": _with_sink, "finish": gated_on_tensors,
+             "bend": lambda s, b, h, i, j: 1.5 * (s / 1.5).tanh(),
+             "keep": lambda b, h, i, j: (j <= i) & ((j < 3) | (i - j < 60)),
+             "scalars": {"logits_soft_cap": 1.5, "shift": 0.3},
+             "tensors": {"sink": SINK, "gate": GATE}},
+        ),
     )
 }  # fmt: skip
 """Vector hooks, with keys that lie in every way."""
@@ -322,7 +501,8 @@ def page_size_of(name: str) -> int | None:
 def dense(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b: int, case: VariantCase
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse of one request, (length, heads, dim), the last query at the last key."""
+    """out and lse of one request, (length, heads, dim), the last query at the last key; lse is 0
+    without softmax."""
     q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
     at = torch.arange(k.shape[1], device=q.device)
     q = q if case.query is None else case.query(q, b, at[k.shape[1] - q.shape[1] :])
@@ -337,10 +517,17 @@ def dense(
         scores = case.bend(scores, b, h, i, j)
     if case.keep is not None:
         hidden = ~case.keep(b, h, i, j).expand(scores.shape)
-        scores = scores.masked_fill(hidden, -torch.inf)
-    lse = scores.logsumexp(-1)
-    p = (scores - lse.nan_to_num(neginf=0.0)[..., None]).exp()
-    return (p @ v).transpose(0, 1), lse.transpose(0, 1)
+        scores = scores.masked_fill(hidden, -torch.inf if case.softmax else 0)
+    lse, p = torch.zeros_like(q[..., 0]), scores
+    if case.softmax:
+        lse = scores.logsumexp(-1)
+        if case.state is not None:
+            lse = case.state(lse, b, h[..., 0], i[:, 0])
+        p = (scores - lse.nan_to_num(neginf=0.0)[..., None]).exp()
+    out = p @ v
+    if case.finish is not None:
+        out = case.finish(out, b, h, i, torch.arange(v.shape[-1], device=q.device))
+    return out.transpose(0, 1), lse.transpose(0, 1)
 
 
 def outputs(
@@ -351,17 +538,19 @@ def outputs(
     *,
     schedule: str | None = None,
     with_plan: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(out, lse, their dense counterparts) of one case.
+    page_size: int | None = -1,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    """(out, lse, their dense counterparts) of one case; lse is None without softmax.
 
     Args:
         name: of CASES.
-        phase: of LENGTHS.
+        phase: of ROW_LENGTHS.
         device, dtype: of q, k and v.
         schedule: kernel family, or None.
         with_plan: tensors are given to plan(), else to run().
+        page_size: None: ragged; -1: that of the case.
     """
-    case, (q_len, kv_len) = CASES[name], LENGTHS[phase]
+    case, (q_len, kv_len) = CASES[name], ROW_LENGTHS[phase]
     rows, keys = ([0, *itertools.accumulate(x)] for x in (q_len, kv_len))
     q = random(0, rows[-1], HEADS, case.dim).to(device, dtype)
     k, v = (random(s, keys[-1], KV_HEADS, case.dim).to(device, dtype) for s in (1, 2))
@@ -370,12 +559,16 @@ def outputs(
         HEADS, KV_HEADS, case.dim, dtype=dtype, variant=case.variant, device=device,
         schedule=schedule,
     )  # fmt: skip
-    page_size = page_size_of(name)
-    kv_format, cache = _pages(k, v, keys, page_size) if page_size else (RaggedKV(keys), (k, v))
+    if page_size == -1:
+        page_size = page_size_of(name)
+    kv_format, cache = RaggedKV(keys), (k, v)
+    if page_size is not None:
+        kv_format, cache = _pages(k, v, keys, page_size)
     given = tensors if with_plan else None
     batch.plan(rows, kv_format, scalars=case.scalars, tensors=given)
     later = None if with_plan else tensors
-    out, lse = batch.run(q, *cache, return_lse=True, tensors=later)
+    result = batch.run(q, *cache, return_lse=case.softmax, tensors=later)
+    out, lse = result if case.softmax else (result, None)
     wanted = [
         dense(q[begin:end], k[keys[b] : keys[b + 1]], v[keys[b] : keys[b + 1]], b, case)
         for b, (begin, end) in enumerate(itertools.pairwise(rows))
@@ -383,8 +576,10 @@ def outputs(
     return out, lse, torch.cat([x for x, _ in wanted]), torch.cat([x for _, x in wanted])
 
 
-def _pages(k: torch.Tensor, v: torch.Tensor, keys: list[int], size: int) -> tuple[PagedKV, Any]:
-    """The same keys in pages, the pages of a request from the back to the front."""
+def _pages(
+    k: torch.Tensor, v: torch.Tensor, keys: list[int], size: int
+) -> tuple[PagedKV, tuple[torch.Tensor, ...]]:
+    """The same keys in pages of `size`, the pages of a request from the back to the front."""
     lengths = np.diff(keys)
     pages = -(-lengths // size)
     indptr = np.concatenate([[0], np.cumsum(pages)])
@@ -394,22 +589,28 @@ def _pages(k: torch.Tensor, v: torch.Tensor, keys: list[int], size: int) -> tupl
         own = list(range(int(indptr[b]), int(indptr[b]) + count))[::-1]
         indices += own
         for n, page in enumerate(own):
-            rows = slice(keys[b] + size * n, min(keys[b] + size * (n + 1), keys[b + 1]))
+            rows = slice(keys[b] + size * n, min(keys[b] + size * n + size, keys[b + 1]))
             used = rows.stop - rows.start
             cache[page, 0, :used], cache[page, 1, :used] = k[rows], v[rows]
-    last = (lengths - size * (pages - 1)).tolist()
+    last = (lengths - size * (pages - 1)).clip(min=1).tolist()  # of no page: not looked at
     return PagedKV(indptr.tolist(), indices, last, size), (cache,)
 
 
 def kernels(arch: str) -> list[KernelSpec]:
-    """Every kernel that the cases take on a GPU, `ampere_tile` included."""
+    """Every kernel that cases and functions take on a GPU, `ampere_tile` included."""
     specs = []
     for name, case in CASES.items():
+        on_rows = name in ROW_CASES
         group, dim = HEADS // KV_HEADS, case.dim
-        problem = Problem(arch, "bf16", dim, dim, group, case.variant, page_size_of(name))
-        for q_len, _ in LENGTHS.values():
-            rows = max(q_len) * HEADS // KV_HEADS
-            tiles = tiles_per_sm(np.array(q_len), rows, KV_HEADS, H200.sms)
-            specs.append(choose(problem, rows=rows, tiles_per_sm=tiles))
-        specs.append(choose(problem, rows=None, schedule="ampere_tile"))
+        for page_size in PAGE_SIZES if on_rows else (page_size_of(name),):
+            problem = Problem(arch, "bf16", dim, dim, group, case.variant, page_size)
+            for q_len, _ in ROW_LENGTHS.values():
+                rows = max(q_len) * HEADS // KV_HEADS
+                tiles = tiles_per_sm(np.array(q_len), rows, KV_HEADS, H200.sms)
+                specs.append(choose(problem, rows=rows, tiles_per_sm=tiles))
+                if on_rows and arch == "sm_90a":
+                    specs.append(choose(problem, rows=rows, schedule="hopper_tile"))
+            specs.append(choose(problem, rows=None, schedule="ampere_tile"))
+    specs += [choose(Problem(arch, "bf16", DIM, DIM, 1, v, None), rows=None)
+              for v in FUNCTIONS.values()]  # fmt: skip
     return list(dict.fromkeys(specs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -11,11 +12,17 @@ from cute_attn import hopper
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.runtime import CompiledKernel, CompileRequest, build_kernel, count_opcodes
 from cute_attn.variants import (
+    Tensor,
     Variant,
+    alibi,
+    attention_sinks,
     causal,
+    chunked_local,
     full,
+    prefix_lm,
     qk_norm,
     rope,
+    sigmoid_attention,
     sliding_window,
     soft_cap,
     streaming_llm,
@@ -56,6 +63,19 @@ def assert_clean(kernel: CompiledKernel) -> None:
     assert kernel.resources.registers == {256: 240, 384: 168, 512: 128}[threads]
 
 
+def scaled() -> Variant:
+    def scaled(out: Any, b: Any, h: Any, q_idx: Any, d: Any, *, scale: Any) -> Any:
+        return out * scale[h, d]
+
+    return Variant("scaled", output=scaled, params=[Tensor("scale", "f32", 2)])
+
+
+SINKS, SIGMOID = causal() & attention_sinks(), causal() & sigmoid_attention(4096)
+
+FIRST_AND_NEAR = Variant(
+    "first_and_near", mask=lambda b, h, q, k, *, n=4, w=64: (k <= q) & ((k < n) | (k > q - w))
+)
+
 REPRESENTATIVE = [
     (128, "bf16", "ragged", 1, full()),
     (128, "fp16", "paged", 4, causal()),
@@ -67,13 +87,27 @@ REPRESENTATIVE = [
     (80, "fp16", "gather", 1, full()),
     ((192, 128), "bf16", "paged", 1, causal()),
     (256, "bf16", "ragged", 5, full()),
+    (128, "bf16", "ragged", 1, SINKS),
+    (128, "bf16", "ragged", 1, SIGMOID),
+    (128, "fp16", "paged16", 4, SINKS & scaled()),
+    (256, "bf16", "gather", 4, SIGMOID),
+]
+SKIPPING = [
+    (128, "bf16", "ragged", 4, prefix_lm()),
+    (128, "bf16", "paged16", 3, prefix_lm() & alibi(8)),
+    (64, "bf16", "gather", 3, FIRST_AND_NEAR),
+    (256, "fp16", "paged", 4, FIRST_AND_NEAR),
+    ((192, 128), "bf16", "ragged", 1, causal() & chunked_local()),
 ]
 FEW_ROWS = [
     (64, "bf16", "gather", 3, causal() & sliding_window()),
     (128, "bf16", "paged16", 8, causal()),
     (128, "fp16", "ragged", 1, causal() & soft_cap()),
+    (128, "bf16", "paged16", 8, FIRST_AND_NEAR),
     ((192, 128), "bf16", "paged", 1, causal()),
     (256, "bf16", "gather", 4, causal()),
+    (128, "bf16", "paged16", 4, SINKS & scaled()),
+    (128, "bf16", "ragged", 1, SIGMOID),
 ]
 MATRIX = [
     (dims, dtype, loader, 4, variant)
@@ -85,12 +119,19 @@ MATRIX = [
     (dims, "bf16", loader, group, variant)
     for dims in hopper.head_dims()
     for loader in ("ragged", "paged", "paged16", "gather")
-    for variant in (causal() & sliding_window(), causal() & soft_cap())
+    for variant in (
+        causal() & sliding_window(),
+        causal() & soft_cap(),
+        causal() & sliding_window() & attention_sinks(),
+        SIGMOID,
+        prefix_lm(),
+        FIRST_AND_NEAR,
+    )
     for group in (1, 3)
 ]
 
 
-WITH_ROWS = [
+WITH_VECTORS = [
     (128, "bf16", "ragged", 1, causal() & rope()),
     (128, "bf16", "paged16", 4, causal() & rope()),
     (128, "fp16", "gather", 3, causal() & qk_norm() & rope()),
@@ -114,12 +155,14 @@ def name(case: object) -> str:
     return case.name if isinstance(case, Variant) else str(case)
 
 
-@pytest.mark.parametrize("case", REPRESENTATIVE, ids=lambda c: "-".join(name(x) for x in c))
+@pytest.mark.parametrize(
+    "case", REPRESENTATIVE + SKIPPING, ids=lambda c: "-".join(name(x) for x in c)
+)
 def test_compiles_clean(case: tuple[Dims, str, str, int, Variant]) -> None:
     assert_clean(build(*case))
 
 
-@pytest.mark.parametrize("case", WITH_ROWS, ids=lambda c: "-".join(name(x) for x in c))
+@pytest.mark.parametrize("case", WITH_VECTORS, ids=lambda c: "-".join(name(x) for x in c))
 def test_hooks_of_rows_compile_clean(case: tuple[Dims, str, str, int, Variant]) -> None:
     assert_clean(build(*case))
 
@@ -243,6 +286,45 @@ def test_a_step_looks_for_no_maximum(dims: Dims, variant: Variant) -> None:
         usual = count_opcodes(without_second_pass(step))
         assert usual["MUFU"] == 2 * usual["F2FP"] >= 32  # each score once, packed in pairs
         assert usual["FMNMX"] == 0 and count_opcodes(step)["FMNMX"] > 0
+
+
+@pytest.mark.parametrize("dims", [64, 128])
+def test_a_sigmoid_takes_one_mufu_operation(dims: int) -> None:
+    """As a softmax does; there is no second pass, and no maximum but that of the exponent."""
+    (step,) = loops(build(dims, "bf16", "ragged", 1, sigmoid_attention(4096)).sass)
+    opcodes = count_opcodes(step)
+    assert opcodes["MUFU"] == 2 * opcodes["F2FP"] >= 32
+    assert opcodes["FMNMX"] == opcodes["MUFU"]
+
+
+@pytest.mark.parametrize("dims", [64, 128, 256])
+def test_sinks_change_no_loop(dims: int) -> None:
+    with_sinks, plain = (
+        [count_opcodes(step) for step in loops(build(dims, "bf16", "ragged", 1, v).sass)]
+        for v in (SINKS, causal())
+    )
+    assert with_sinks == plain
+
+
+@pytest.mark.parametrize(
+    ("dims", "loader", "variant", "long"),
+    [
+        (64, "ragged", causal() & scaled(), True),
+        (128, "gather", causal() & soft_cap() & attention_sinks() & scaled(), False),
+        (256, "ragged", SIGMOID & scaled(), False),
+    ],
+)
+def test_output_hooks_spill_in_no_loop(
+    dims: Dims, loader: str, variant: Variant, long: bool
+) -> None:
+    """Addresses of tensors at the end of an item may cost the rest of the kernel a few registers,
+    which are stored once an item."""
+    kernel = build(dims, "bf16", loader, 4, variant, long=long)
+    assert kernel.resources.spill_store_bytes <= 64
+    reasons = kernel.resources.lint()
+    assert all(reason.startswith(("spills", "stack frame")) for reason in reasons)
+    for step in loops(kernel.sass):
+        assert not {"LDL", "STL"} & count_opcodes(step).keys()
 
 
 def without_second_pass(step: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,19 @@ import pytest
 from cute_attn import hopper
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
 from cute_attn.codegen.vector_hooks import vector_hooks
-from cute_attn.variants import Hook, Variant, causal, full, rope, sliding_window, soft_cap
+from cute_attn.variants import (
+    Hook,
+    Variant,
+    alibi,
+    attention_sinks,
+    causal,
+    full,
+    prefix_lm,
+    rope,
+    sigmoid_attention,
+    sliding_window,
+    soft_cap,
+)
 
 
 def spec(
@@ -39,6 +52,19 @@ def even_keys() -> Variant:
     return Variant("even", mask=hook, band_is_mask=False)
 
 
+def doubled() -> Variant:
+    return Variant("doubled", output=lambda out, b, h, q_idx, d: 2 * out)
+
+
+def sinks() -> Variant:
+    """A mask that is no band, whose blocks are classified."""
+
+    def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, first: int = 4, window: int = 64) -> Any:
+        return (kv_idx <= q_idx) & ((kv_idx < first) | (kv_idx > q_idx - window))
+
+    return Variant("sinks", mask=mask)
+
+
 VARIANTS = (
     full(),
     causal(),
@@ -46,6 +72,10 @@ VARIANTS = (
     causal() & soft_cap(),
     causal() & sliding_window() & soft_cap(),
     even_keys(),
+    causal() & attention_sinks(),
+    causal() & sigmoid_attention(512),
+    sinks(),
+    prefix_lm() & alibi(8),
 )
 
 
@@ -58,7 +88,7 @@ def test_deterministic_and_named() -> None:
 
 def test_unmasked_kernel_has_no_mask_code_but_for_the_tail() -> None:
     source = text()
-    assert "variant_mask" not in source and "apply_hooks" not in source
+    assert "variant_mask" not in source and "hooked_scores.hpp" not in source
     assert source.count("mask_keys(") == 2  # its definition and the prologue
     assert "if (valid_keys < kTileKV) mask_keys(" in source
     assert "step(block, cute::true_type{})" not in source
@@ -90,9 +120,68 @@ def test_a_mask_that_is_no_band_is_applied_to_every_block() -> None:
     assert "kv_idx % 2 == 0" in source
 
 
+@pytest.mark.parametrize("loader", ["ragged", "paged", "gather"])
+@pytest.mark.parametrize("group", [4, 3])
+def test_every_role_walks_the_visible_blocks(loader: str, group: int) -> None:
+    """Items, K, V and consumers: none of them looks at a block that is not visible."""
+    source = text(loader=loader, group=group, variant=sinks())
+    producers, _, consumers = source.partition("---- consumers")
+    walks = 1  # of K and V
+    assert producers.count("Blocks blocks(params, item, item.block_begin,") == walks
+    assert producers.count("next_visible<Blocks>(work, params, item)) item.num_rows = 0;") == 1
+    assert producers.count("work.next(item)") == 1
+    assert "--block" not in source and "block_end - 2" not in source
+    assert "Blocks blocks(params, item, begin, end - 1);" in consumers
+    assert "write_empty_item(params, item, smem.merges)" in consumers
+    locations = re.findall(r"(?:locate|look_up)[^;]*;", producers)
+    assert not any("block - 1" in place or "block_end" in place for place in locations)
+
+
+def test_full_blocks_go_without_mask_code() -> None:
+    one_copy, two_copies = (text(d, variant=prefix_lm()) for d in (128, 64))
+    assert "while (block >= 0) step(block, !blocks.full);" in one_copy
+    assert re.findall(r"step\(block, cute::(\w+)_type", two_copies) == ["true", "false"]
+    for source in (one_copy, two_copies):
+        call = "mask_scores<kTileKV, kGroup>(params, item, values, n, neg_infinity(), score)"
+        assert source.count("(params, item, values, n,") == source.count(f"if (masked) {call}") == 1
+        assert "transform_scores" not in source
+    bent = text(variant=prefix_lm() & alibi(8))
+    start = bent.index("auto step")
+    step = bent[start : bent.index("while (block >= 0)", start)]
+    assert step.index("transform_scores<") < step.index("if (masked) mask_scores<")
+
+
 def test_logits_hook_only_where_the_variant_has_one() -> None:
     assert "variant_logits" not in text(variant=causal())
-    assert "variant_logits(params, s * params.sm_scale" in text(variant=soft_cap())
+    capped = text(variant=soft_cap())
+    assert "float variant_logits(" in capped
+    assert capped.count("transform_scores<kTileKV, kGroup>(params, item, values, ") == 2
+
+
+def test_weights_in_the_place_of_a_softmax() -> None:
+    plain, sigmoid = text(variant=causal()), text(variant=causal() & sigmoid_attention(512))
+    assert "LazyWeights" not in plain and "LazySoftmax" not in sigmoid
+    assert "softmax = LazyWeights(params.scale_log2);" in sigmoid  # the hook is given scaled scores
+    assert "softmax = LazyWeights(params.scale_log2);" in text(variant=Variant("x", softmax=False))
+    # Hidden keys weigh nothing.
+    assert "begin" not in sigmoid[sigmoid.index("keep_columns(") :].split(";")[0]
+    assert "keep_columns(score, half, 0, end, 0.f);" in sigmoid
+    assert "keep_columns(score, half, 0, end);" in plain
+    assert "values, n, 0.f, score);" in text(variant=even_keys() & sigmoid_attention(512))
+    assert "NoRowHooks, false>;" in sigmoid and "RowHooks" not in plain
+
+
+def test_hooks_on_rows_only_where_there_are_some() -> None:
+    sinks, both = text(variant=attention_sinks()), text(variant=attention_sinks() & doubled())
+    assert "finished_row.hpp" not in text() and "finished_row.hpp" in sinks
+    assert ", RowHooks, true>;" in sinks and ", RowHooks, true>;" in both
+    assert "variant_row_state" in sinks and "variant_output" not in sinks
+    assert "variant_output" in both
+    # Nothing else of the kernel changes.
+    loop = sinks.index("---- consumers")
+    assert sinks[loop:].replace(spec(variant=attention_sinks()).name, "") == text()[
+        text().index("---- consumers") :
+    ].replace(spec().name, "")
 
 
 def test_loaders_print_only_their_own_producer() -> None:

@@ -41,7 +41,7 @@ def wrong(prepared: harness.Prepared) -> live_peers.Call:
 
 
 def copied(prepared: harness.Prepared) -> live_peers.Call:
-    """torch's own, over copies of one request's keys; rows are flat, as those of FlashAttention-3."""
+    """torch's own over one request's keys; its rows are flat, as those of FlashAttention-3."""
     q, (k, v) = (
         prepared.q.transpose(0, 1),
         (x.transpose(0, 1) for x in harness.keys_of(prepared, 0)),

@@ -13,10 +13,25 @@ import torch
 from cute_attn.formats import BlockSparseKV, BlockTableKV, KVFormat, PagedKV, RaggedKV
 from cute_attn.reference import execute
 from cute_attn.scheduler import CostModel, Geometry, Plan, RequestBatch, plan_batch
-from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
+from cute_attn.variants import (
+    Variant,
+    attention_sinks,
+    causal,
+    full,
+    sigmoid_attention,
+    sliding_window,
+    soft_cap,
+)
 
 PAIRS = [(1, 97), (0, 17), (17, 129), (5, 0), (1, 0), (40, 16), (129, 300), (2, 1024), (3, 1)]
 WINDOW, CAP = 33, 5.0
+SINK = np.array([-60, 60, 0, 1, 2, -3], np.float32)
+
+
+def gate(out: Any, b: Any, h: Any, q_idx: Any, d: Any) -> Any:
+    return out * (h + 1) + q_idx * 0.01 * d
+
+
 SPLIT_FREELY = CostModel(tile_ns=1, partial_row_ps=0, merge_ns=0, merge_row_ps=0)
 VARIANTS: dict[str, tuple[Variant, dict[str, Any], dict[str, Any]]] = {
     # name: variant, its scalars, options of the oracle
@@ -37,7 +52,28 @@ VARIANTS: dict[str, tuple[Variant, dict[str, Any], dict[str, Any]]] = {
         {"logits_soft_cap": CAP},
         {"mask": oracle.mask_of("causal"), "soft_cap": CAP},
     ),
+    "sinks": (
+        causal() & attention_sinks(),
+        {},
+        {"mask": oracle.mask_of("causal"), "sinks": SINK},
+    ),
+    "sigmoid": (
+        causal() & sigmoid_attention(64),
+        {"sigmoid_bias": -2.0},
+        {"mask": oracle.mask_of("causal"), "weight": lambda s: 1 / (1 + np.exp(2.0 - s))},
+    ),
+    "gate": (
+        sliding_window() & Variant("gate", output=gate),
+        {"window_left": WINDOW},
+        {
+            "mask": oracle.mask_of("window", WINDOW),
+            "output": lambda out, h, i: out * (h + 1) + i * 0.01 * np.arange(out.shape[1]),
+        },
+    ),
 }
+
+
+TENSORS = {"sinks": {"sink": SINK}}
 
 
 @dataclass
@@ -116,9 +152,18 @@ def test_against_the_oracle(form: str, variant: str) -> None:
     arguments = (plan, q, case.k, case.v, case.kv_format, program)
     expected = oracle.attend_batch(q, np.r_[0, np.cumsum(q_len)], case.keys, case.values, **options)
     for dtype, error in ((np.float64, 1e-13), (np.float32, 2e-6)):
-        out, lse = execute(*arguments, scalars=scalars, layout=case.layout, dtype=dtype)
+        out, lse = execute(
+            *arguments,
+            scalars=scalars,
+            tensors=TENSORS.get(variant),
+            layout=case.layout,
+            dtype=dtype,
+        )
         assert out.dtype == lse.dtype == dtype
         assert oracle.relative_error(out, expected[0]) < error
+        if not program.softmax:
+            assert np.isnan(lse).all()
+            continue
         assert oracle.lse_error(lse, expected[1]) < 10 * error
 
 

@@ -29,6 +29,28 @@ def one_pair_at_a_time(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int,
     return out, lse
 
 
+def test_weights_sinks_and_output_against_a_loop() -> None:
+    rng = np.random.default_rng(9)
+    q, k, v = (rng.standard_normal((n, h, 8)) for n, h in ((6, 4), (4, 2), (4, 2)))
+    mask, sinks = oracle.mask_of("causal"), rng.standard_normal(4)
+    weighed, _ = oracle.attend(q, k, v, mask=mask, weight=np.square)
+    sunk, lse = oracle.attend(q, k, v, mask=mask, sinks=sinks)
+    bent, _ = oracle.attend(q, k, v, mask=mask, output=lambda out, h, i: out * h + i)
+    plain, _ = oracle.attend(q, k, v, mask=mask)
+    for i in range(6):
+        for h in range(4):
+            scores = [q[i, h] @ k[j, h // 2] / math.sqrt(8) for j in range(max(0, i - 1))]
+            weights = np.array([math.exp(s) for s in scores])
+            total = weights.sum() + math.exp(sinks[h])
+            values = v[: len(scores), h // 2]
+            assert np.allclose(weighed[i, h], np.square(scores) @ values)
+            assert np.allclose(sunk[i, h], weights / total @ values)
+            assert np.isclose(lse[i, h], math.log(total))
+            assert np.allclose(bent[i, h], plain[i, h] * h + i - 2)
+    none, lse = oracle.attend(q, k[:0], v[:0], sinks=sinks)
+    assert not none.any() and np.allclose(lse, sinks)
+
+
 @pytest.mark.parametrize(("q_len", "kv_len"), [(3, 5), (5, 3), (1, 4), (4, 0)])
 def test_against_a_loop(q_len: int, kv_len: int) -> None:
     rng = np.random.default_rng(q_len)

@@ -75,9 +75,12 @@ HEADER = """
 using std::abs; using std::max; using std::min;
 static float exp2_approx(float x) { return std::exp2(x); }
 static float fast_tanh(float x) { return std::tanh(x); }
+static float fast_reciprocal(float x) { return 1.0f / x; }
 static float scaled_tanh(float x, float in, float out) { return out * std::tanh(x * in); }
 static float fast_exp(float x) { return std::exp(x); }
 static float fast_sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
+static float tanh_approx(float x) { return std::tanh(x); }
+static float sigmoid_approx(float x) { return 1 / (1 + std::exp(-x)); }
 static float fast_sqrt(float x) { return std::sqrt(x); }
 static float rsqrtf(float x) { return 1 / std::sqrt(x); }
 static float fast_sin(float x) { return std::sin(x); }

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from cute_attn.variants import Hook, Variant, alibi, causal, chunked_local, full, sliding_window
+from cute_attn.variants import (
+    Hook,
+    Variant,
+    alibi,
+    causal,
+    chunked_local,
+    full,
+    sliding_window,
+    soft_cap,
+)
 from cute_attn.variants import functions as f
 from cute_attn.variants.cost import operations
 from cute_attn.variants.program import Program
@@ -47,10 +56,11 @@ logits(score, b, h, q_idx, kv_idx): alibi
     %13: f32 = mul(slope, %12)
     %14: f32 = add(score, %13)
     return %14
+  C++, once per query row: logits_slope
+    float const t0 = h < alibi_heads ? float(h + 1) : float(h - alibi_heads) + 0.5f;
+    return exp2_approx(-8.0f * fast_reciprocal(float(alibi_heads)) * t0);
   C++
-    float const exponent = h < alibi_heads ? float(h + 1) : float(h - alibi_heads) + 0.5f;
-    float const slope = exp2_approx(-8.0f / float(alibi_heads) * exponent);
-    return score + slope * float(kv_idx - q_idx);
+    return score + lag.times(-values.logits_slope);
   operations per score: 2 FP32, 2 INT
   operations per row: 3 FP32, 1 MUFU, 5 INT
   operations per launch: 1 FP32, 1 MUFU, 1 INT"""
@@ -68,6 +78,13 @@ def test_bands_and_texts() -> None:
     assert "  C++, written by hand (even)\n    return kv_idx % 2 == 0;" in shown
     assert "operations" not in shown
     assert "band: no limits" in Variant("even", mask=text).show()
+
+
+def test_factors_of_the_score_are_shown() -> None:
+    shown = soft_cap().show()
+    assert "  sm_scale is multiplied with fast_reciprocal(logits_soft_cap)\n" in shown
+    assert "  C++\n    return fast_tanh(score);\n" in shown
+    assert "  what it returns is multiplied with logits_soft_cap\n" in shown
 
 
 def test_operations_by_class() -> None:

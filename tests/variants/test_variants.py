@@ -134,6 +134,7 @@ PROGRAM = """
 #include <cmath>
 #include <cstdio>
 static float fast_tanh(float x) {{ return std::tanh(x); }}
+static float fast_reciprocal(float x) {{ return 1.0f / x; }}
 static float scaled_tanh(float x, float in, float out) {{ return out * std::tanh(x * in); }}
 int main() {{
   int b = 1, h = 2, window_left = 4;

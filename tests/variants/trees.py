@@ -40,6 +40,8 @@ TRACED: dict[str, Callable[..., Any]] = {
     "ratio": lambda x, y: x / (1.0 + abs(y)),
     "tanh": functions.tanh,
     "sigmoid": functions.sigmoid,
+    "tanh_approx": functions.tanh_approx,
+    "sigmoid_approx": functions.sigmoid_approx,
     "sin": functions.sin,
     "cos": functions.cos,
     "exp": lambda x: functions.exp(-abs(x)),
@@ -63,6 +65,8 @@ PYTHON: dict[str, Callable[..., Any]] = {
     "ratio": TRACED["ratio"],
     "tanh": math.tanh,
     "sigmoid": lambda x: 1 / (1 + math.exp(-x)) if x > -700 else 0.0,
+    "tanh_approx": math.tanh,
+    "sigmoid_approx": lambda x: 1 / (1 + math.exp(-x)) if x > -700 else 0.0,
     "sin": math.sin,
     "cos": math.cos,
     "exp": lambda x: math.exp(-abs(x)),
@@ -132,7 +136,7 @@ def floats(depth: int = 4) -> st.SearchStrategy[Tree]:
         return leaves
     less = floats(depth - 1)
     smooth = ("tanh", "sigmoid", "sin", "cos", "exp", "exp2", "log", "log2", "erf", "sqrt", "rsqrt",
-              "root", "pow", "neg", "abs")  # fmt: skip
+              "root", "pow", "neg", "abs", "tanh_approx", "sigmoid_approx")  # fmt: skip
     return st.one_of(
         *([leaves] if depth < 3 else []),
         _of(("add", "sub", "ratio", "minimum", "maximum"), less, less),

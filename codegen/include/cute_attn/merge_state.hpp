@@ -4,6 +4,7 @@
 // scores in base 2. States of disjoint keys merge to the state of all of them:
 //   lse = log2(sum 2^lse_i),  out = sum 2^(lse_i - lse) out_i.
 // The state of no keys is (0, -inf); it changes nothing and never yields -inf - -inf.
+// MergeSum has the same interface, but for lse2().
 #pragma once
 
 #include <cute/config.hpp>
@@ -63,6 +64,28 @@ struct MergeState {
 
   // log2 of the sum of the exponentials; -inf for a row that saw no key.
   CUTE_DEVICE float lse2() const { return sum == 0.f ? neg_infinity() : top + __log2f(sum); }
+};
+
+// The same of rows without softmax: outputs that nothing has normalised add.
+template <int kVectors>
+struct MergeSum {
+  float4 out[kVectors];
+
+  CUTE_DEVICE MergeSum() {
+    CUTE_UNROLL
+    for (int v = 0; v < kVectors; ++v) out[v] = {0.f, 0.f, 0.f, 0.f};
+  }
+
+  template <int kCount>
+  CUTE_DEVICE void add(float const (&)[kCount], float4 const (&value)[kCount][kVectors]) {
+    CUTE_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      CUTE_UNROLL
+      for (int v = 0; v < kVectors; ++v) fma4(out[v], 1.f, value[i][v]);
+    }
+  }
+
+  CUTE_DEVICE float4 normalised(int v) const { return out[v]; }
 };
 
 }  // namespace cute_attn

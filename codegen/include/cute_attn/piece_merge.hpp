@@ -45,10 +45,9 @@ struct RowLanes {
 
 // Adds the partial results of kRows rows that are kRowStep apart, in slot order; kInFlight of each
 // are read together. `out` points at this thread's first element of the first row in slot 0, `lse2`
-// at the row's value there.
-template <int kRows, int kRowStep, int kInFlight, int kSlotRows, int kHeadDim>
-CUTE_DEVICE void merge_rows(float const* out, float const* lse2, int count,
-                            MergeState<RowLanes<kHeadDim>::kVectors> (&state)[kRows]) {
+// at the row's value there. State: MergeState, or MergeSum.
+template <int kRows, int kRowStep, int kInFlight, int kSlotRows, int kHeadDim, class State>
+CUTE_DEVICE void merge_rows(float const* out, float const* lse2, int count, State (&state)[kRows]) {
   constexpr int kLanes = RowLanes<kHeadDim>::kLanes, kVectors = RowLanes<kHeadDim>::kVectors;
   for (int slot = 0; slot < count; slot += kInFlight) {
     float piece_lse2[kRows][kInFlight];
@@ -75,10 +74,10 @@ CUTE_DEVICE void merge_rows(float const* out, float const* lse2, int count,
 }
 
 // The same for one row.
-template <int kInFlight, int kSlotRows, int kHeadDim>
-CUTE_DEVICE MergeState<RowLanes<kHeadDim>::kVectors> merge_row(float const* out, float const* lse2,
-                                                               int count) {
-  MergeState<RowLanes<kHeadDim>::kVectors> state[1];
+template <int kInFlight, int kSlotRows, int kHeadDim, template <int> class State = MergeState>
+CUTE_DEVICE State<RowLanes<kHeadDim>::kVectors> merge_row(float const* out, float const* lse2,
+                                                          int count) {
+  State<RowLanes<kHeadDim>::kVectors> state[1];
   merge_rows<1, 0, kInFlight, kSlotRows, kHeadDim>(out, lse2, count, state);
   return state[0];
 }

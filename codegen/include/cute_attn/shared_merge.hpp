@@ -16,9 +16,20 @@ struct TileRows {
   }
 };
 
+// The same, with what hooks on rows are given besides.
+struct PlacedRows : TileRows {
+  int batch;
+  int q_pos;
+
+  CUTE_DEVICE static PlacedRows of(Item const& item) {
+    return {TileRows::of(item), item.request.batch(), item.request.q_pos};
+  }
+};
+
 // Rows [row_begin, row_end) of the tile in slots [first_slot, first_slot + num_slots).
+template <class Rows>
 struct MergeShare {
-  TileRows tile;
+  Rows tile;
   int first_slot;
   int num_slots;
   int row_begin;
@@ -35,7 +46,7 @@ struct MergeShare {
 // Two of the tile's words in `arrivals` count, and are zero again when all have decided:
 //   arrived   pieces that are done; in the upper half, how many blocks registered as idle
 //   decided   a bit per share that an idle block takes; in the upper half, how many have decided
-template <int kUnit>  // rows that a block merges at a time
+template <int kUnit, class Rows>  // kUnit: rows that a block merges at a time
 class TileMerge {
  public:
   CUTE_DEVICE void clear() {
@@ -46,7 +57,7 @@ class TileMerge {
   // The partial result was written by threads that this one has met at a barrier since.
   CUTE_DEVICE void arrive(int32_t const* plan, int32_t* arrivals, Item const& item) {
     Cut const& cut = Plan{plan, static_cast<int>(gridDim.x)}.cut(item.cut);
-    tile_ = TileRows::of(item);
+    tile_ = Rows::of(item);
     first_slot_ = cut.first_slot;
     num_slots_ = cut.num_slots;
     num_rows_ = item.num_rows;
@@ -68,7 +79,7 @@ class TileMerge {
   }
 
   // The next share that this block merges; false when there is none left.
-  CUTE_DEVICE bool next(MergeShare& share) {
+  CUTE_DEVICE bool next(MergeShare<Rows>& share) {
     if (todo_ == 0 && undecided_) {
       undecided_ = false;
       if (!last_) {
@@ -120,7 +131,7 @@ class TileMerge {
 
   unsigned* arrived_;
   unsigned* decided_;
-  TileRows tile_;
+  Rows tile_;
   int first_slot_;
   unsigned num_slots_;
   int num_rows_;
@@ -135,7 +146,7 @@ class TileMerge {
 // All merges of a block: of the tile that its line begins in and of the tile that it ends in. Its
 // pieces arrive as they are done; the block merges when it has no more items. Lies in shared
 // memory; one thread calls, and the block reads `share` between barriers.
-template <int kUnit>
+template <int kUnit, class Rows = TileRows>
 class BlockMerges {
  public:
   CUTE_DEVICE void clear() {
@@ -150,10 +161,10 @@ class BlockMerges {
   CUTE_DEVICE void find_share() { any = tiles_[0].next(share) || tiles_[1].next(share); }
 
   bool any;  // false: nothing is left to merge
-  MergeShare share;
+  MergeShare<Rows> share;
 
  private:
-  TileMerge<kUnit> tiles_[2];
+  TileMerge<kUnit, Rows> tiles_[2];
 };
 
 }  // namespace cute_attn

@@ -92,6 +92,29 @@ struct OnlineSoftmax {
   }
 };
 
+// In the place of a softmax: scores are the weights of the values, and nothing normalises them. The
+// same interface, with nothing to keep.
+struct ScoreWeights {
+  float scale;  // score -> weight
+
+  CUTE_DEVICE explicit ScoreWeights(float scale) : scale(scale) {}
+
+  template <bool kMayBeEmpty, int N>
+  CUTE_DEVICE void step(float (&score)[N], float (&rescale)[2]) const {
+    CUTE_UNROLL
+    for (int j = 0; j < N; ++j) score[j] *= scale;
+    rescale[0] = rescale[1] = 1.f;
+  }
+
+  CUTE_DEVICE void finish(float (&inverse)[2], float (&lse2)[2]) const {
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      inverse[row] = 1.f;
+      lse2[row] = 0.f;
+    }
+  }
+};
+
 // In an accumulator fragment, register i belongs to row (i / 2) % 2 of the thread's two rows.
 template <int N>
 CUTE_DEVICE void scale_rows(float (&fragment)[N], float const (&factor)[2]) {

@@ -93,4 +93,22 @@ struct KeySoftmax {
   }
 };
 
+// In the place of a softmax: scores are the weights of the values, and nothing normalises them.
+template <int kTiles>
+struct KeyWeights {
+  float scale;  // score -> weight
+
+  CUTE_DEVICE explicit KeyWeights(float scale) : scale(scale) {}
+
+  template <int kColumns>
+  CUTE_DEVICE void step(float const (&score)[kTiles][4], float (&p)[kTiles][4],
+                        float (&)[kTiles][kColumns][4]) const {
+    CUTE_UNROLL
+    for (int t = 0; t < kTiles; ++t) {
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) p[t][i] = score[t][i] * scale;
+    }
+  }
+};
+
 }  // namespace cute_attn::ampere

@@ -53,18 +53,4 @@ CUTE_DEVICE void zero_tail(Smem& smem, Ring ring, int valid_keys) {
   cutlass::arch::NamedBarrier::sync(128, kTailZeroed + consumer());
 }
 
-// Calls f(score, head, q_idx, key) for this thread's scores of one KV block; key: index in the
-// request.
-template <int kTileKV, int kGroup, int N, class F>
-CUTE_DEVICE void for_each_position(Item const& item, int block, float (&score)[N], F f) {
-  CUTE_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    int const packed = item.row_begin + thread_row() + 8 * half;
-    int const q_idx = item.request.q_pos + packed / kGroup;
-    int const head = item.kv_head * kGroup + packed % kGroup;
-    int const key = block * kTileKV + 2 * (threadIdx.x % 4);
-    for_each_score(score, half, [&](float& s, int column) { f(s, head, q_idx, key + column); });
-  }
-}
-
 }  // namespace cute_attn

@@ -179,6 +179,41 @@ struct LazySoftmax {
   static constexpr float kLargest = 32768.f;  // no probability is larger: fp16 ends at 65504
 };
 
+// In the place of a softmax: scores are the weights of the values, and nothing normalises them. The
+// same interface, with nothing to keep.
+struct LazyWeights {
+  float row_sum[2];  // that nobody asks for
+  float scale;       // score -> weight
+
+  CUTE_DEVICE explicit LazyWeights(float scale) : scale(scale) {}
+
+  template <int N>
+  CUTE_DEVICE void start(float const (&)[N]) {}
+
+  template <int kCount, int N>
+  CUTE_DEVICE void exponentiate(float const (&score)[N], float (&to)[kCount], float (&)[2]) const {
+    CUTE_UNROLL
+    for (int j = 0; j < kCount; ++j) to[j] = score[j] * scale;
+  }
+
+  template <class Element, int kEarly, int N, int M>
+  CUTE_DEVICE void complete(float const (&score)[N], float (&)[2], uint32_t (&p)[N / 2],
+                            float (&)[M]) const {
+    CUTE_UNROLL
+    for (int j = kEarly; j < N; j += 2) {
+      p[j / 2] = pack<Element>(score[j] * scale, score[j + 1] * scale);
+    }
+  }
+
+  CUTE_DEVICE void finish(float (&inverse)[2], float (&lse2)[2]) const {
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      inverse[row] = 1.f;
+      lse2[row] = 0.f;
+    }
+  }
+};
+
 // Bits [begin, end) of a word; both may lie outside of it.
 CUTE_DEVICE uint32_t bit_run(int begin, int end) {
   int const first = min(max(begin, 0), 32);
@@ -196,11 +231,12 @@ CUTE_DEVICE void for_each_score(float (&score)[N], int row, F f) {
 }
 
 // Hides the columns of one of the thread's two rows outside [begin, end); both count from the
-// thread's first column. The columns that stay are a run of bits, and the assembler moves bits to
-// predicates by the byte: one instruction and a fraction per score, where comparisons take two or
-// three.
+// thread's first column; hidden ones become `hidden`. The columns that stay are a run of bits, and
+// the assembler moves bits to predicates by the byte: one instruction and a fraction per score,
+// where comparisons take two or three.
 template <int N>
-CUTE_DEVICE void keep_columns(float (&score)[N], int row, int begin, int end) {
+CUTE_DEVICE void keep_columns(float (&score)[N], int row, int begin, int end,
+                              float hidden = neg_infinity()) {
   constexpr int kOwn = N / 2;  // the thread's columns in a row: two of every eight
   auto own_before = [](int column) {
     int const c = min(max(column, 0), 4 * kOwn);
@@ -213,7 +249,7 @@ CUTE_DEVICE void keep_columns(float (&score)[N], int row, int begin, int end) {
     CUTE_UNROLL
     for (int i = 0; i < 32 && base + i < kOwn; ++i) {
       float& s = score[4 * ((base + i) / 2) + 2 * row + i % 2];
-      s = keep & (1u << i) ? s : neg_infinity();
+      s = keep & (1u << i) ? s : hidden;
     }
   }
 }
