@@ -132,6 +132,8 @@ def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
     limits = [cpp_limit(x) or "" for x in (variant.band.left, variant.band.right)]
     rows = cpp_row_hooks(variant)
     vectors = [hook.cpp for hook in variant.vector_hooks.values()]
+    own = variant.read_by(*VECTOR_ROLES)
+    vectors += [accessor(t) for t in variant.tensors if t in own]
     texts = [cpp_hooks(variant, mask=mask), rows, *limits, *vectors]
     words = set(re.findall(r"\w+", " ".join(texts)))
     found = ["cute_attn/finished_row.hpp"] * bool(rows)
