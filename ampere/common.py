@@ -18,6 +18,7 @@ from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, has_dependent_launch
+from cute_attn.codegen.vector_hooks import turns_bytes, vector_hooks
 from cute_attn.variants.program import ROW_ROLES
 
 _HERE = Path(__file__).parent
@@ -35,8 +36,10 @@ def kernel(
         fused_merge=spec.fuses_merge,
         beside=spec.runs_beside,
     )
-    smem = smem_bytes(spec.schedule, spec.tile, spec.head_dim_qk)
+    vectors = vector_hooks(spec.variant, spec.head_dim_qk, spec.head_dim_vo)
+    smem = smem_bytes(spec.schedule, spec.tile, spec.head_dim_qk, turns=spec_turns(spec))
     band = spec.variant.band
+    hooks, row_text = cpp_hooks(spec.variant), cpp_row_hooks(spec.variant)
     text = render(
         _HERE / "templates" / template,
         spec=spec,
@@ -45,7 +48,10 @@ def kernel(
         element=spec.dtype,
         paged=spec.loader == "paged",
         params_struct=cpp_struct(params),
-        hooks="\n\n".join(filter(None, (cpp_row_hooks(spec.variant), cpp_hooks(spec.variant)))),
+        hooks_ahead=_joined(row_text, vectors.text) if vectors else "",
+        hooks=hooks if vectors else _joined(row_text, hooks),
+        vectors=vectors,
+        turns_of=lambda role: f"smem.{vectors.turns[role]}" if vectors.turns[role] else "NoTurns()",
         row_hooks=any(role in spec.variant.hooks for role in ROW_ROLES),
         hidden=hidden_score(spec.variant),
         smem_bytes=smem,
@@ -73,6 +79,15 @@ def kernel(
     )
 
 
+def _joined(*texts: str) -> str:
+    return "\n\n".join(filter(None, texts))
+
+
+def spec_turns(spec: KernelSpec) -> int:
+    """Shared memory, in bytes, for the turns of a spec's vector hooks."""
+    return turns_bytes(spec.variant, spec.head_dim_qk, spec.head_dim_vo)
+
+
 def includes(spec: KernelSpec) -> list[str]:
     """Headers that a kernel uses."""
     rows = "paged_rows" if spec.loader == "paged" else "ragged_rows"
@@ -89,6 +104,7 @@ def includes(spec: KernelSpec) -> list[str]:
         *fused,
         *fixed,
         *hook_headers(spec.variant),
+        *(["cute_attn/vector_hooks.hpp"] if spec.variant.vector_hooks else []),
     ]
     return sorted(headers)
 

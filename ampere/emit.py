@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from cute_attn.ampere.common import spec_turns
 from cute_attn.ampere.emit_decode import emit_decode
 from cute_attn.ampere.emit_tile import emit_tile
 from cute_attn.ampere.tiles import ARCHS, DECODE, HEAD_DIMS, TILE, tile_reasons
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
+from cute_attn.codegen.vector_hooks import vector_reasons
 
 _LOADERS = ("ragged", "paged")
 
@@ -31,7 +33,11 @@ def supports(spec: KernelSpec) -> list[str]:
         )
     if reasons:
         return list(dict.fromkeys(reasons))
-    return tile_reasons(spec.arch, spec.schedule, spec.tile, spec.head_dim_qk)
+    if reasons := vector_reasons(spec.variant, spec.head_dim_qk, spec.head_dim_vo):
+        return reasons
+    return tile_reasons(
+        spec.arch, spec.schedule, spec.tile, spec.head_dim_qk, turns=spec_turns(spec)
+    )
 
 
 def emit(spec: KernelSpec) -> GeneratedKernel:

@@ -9,12 +9,15 @@ from cute_attn.ampere.common import constants, includes, kernel
 from cute_attn.ampere.tiles import WARP_KEYS
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec
+from cute_attn.codegen.vector_hooks import is_heavy
 
 
 def emit_decode(spec: KernelSpec) -> GeneratedKernel:
     """The kernel of a spec that `supports` has no reason against."""
     tile = spec.tile
     warps = tile.threads // 32
+    compact = tile.q * spec.head_dim_qk >= 4096
+    heavy = is_heavy(spec.variant, spec.head_dim_qk, spec.head_dim_vo)
     return kernel(
         spec,
         "decode.cu.jinja",
@@ -45,7 +48,8 @@ def emit_decode(spec: KernelSpec) -> GeneratedKernel:
             "step": "n -= kWarps",
             "copy_keys": "kWarpKeys",
             # Output and queries of 16 rows of 256 columns leave few registers.
-            "pages": "BlockPages" if tile.q * spec.head_dim_qk < 4096 else "CompactBlockPages",
+            "pages": "CompactBlockPages" if compact else "BlockPages",
+            "compact": ", true" if compact or heavy else "",
             "copy_threads": "32",
             "copy_thread": "opaque(threadIdx.x) % 32",
         },

@@ -28,6 +28,9 @@ _BLOCK_RESERVED = 1024
 _OTHER_REGISTERS = 40
 """Addresses, loop state, row maxima and sums: what the kernels use beside their fragments."""
 
+_HEAVY_REGISTERS = 56
+"""What vector hooks take beside them, if they are heavy: with less, 8 to 300 bytes spill."""
+
 # Shared memory of an SM in bytes (CUDA programming guide, compute capabilities).
 _SM_SMEM = {"sm_80": 164 << 10, "sm_86": 100 << 10, "sm_89": 100 << 10, "sm_90": 228 << 10}
 
@@ -158,6 +161,8 @@ def tiles(
     rows: int | None = None,
     *,
     tiles_per_sm: int | None = None,
+    turns: int = 0,
+    heavy: bool = False,
 ) -> Tile:
     """The tile of the table; see `tile_row` for the reason and the errors.
 
@@ -166,15 +171,37 @@ def tiles(
         rows: packed query rows that a decode tile should have, at least.
         tiles_per_sm: query tiles that an SM gets, rounded up: few take another decode tile on some
             architectures. None: many.
+        turns: see `smem_bytes`; tiles that fill the shared memory of an SM give way to them.
+        heavy: a vector hook takes many registers (`codegen.vector_hooks.is_heavy`).
     """
     tile = tile_row(arch, schedule, head_dim).tile
     if schedule != DECODE:
+        step = max(16, tile.threads // 8)  # rows that are copied at once
+        if heavy and register_budget(schedule, tile, head_dim).total > 200:
+            tile = replace(tile, kv=tile.kv - step)  # of 255; else up to 190 bytes spill
+        while turns and not _fits(arch, schedule, tile, head_dim, turns) and tile.kv > step:
+            tile = replace(tile, kv=tile.kv - step)
         return tile
     for most, row in _FEW_TILES_ROWS.get((arch, head_dim), {}).items():
-        if tiles_per_sm is not None and tiles_per_sm <= most:
+        if tiles_per_sm is not None and tiles_per_sm <= most and not heavy:
             tile = row.tile
             break
-    return tile if rows is None else replace(tile, q=decode_rows(rows))
+    if rows is not None:
+        tile = replace(tile, q=decode_rows(rows))
+    need = register_budget(schedule, tile, head_dim).total + _HEAVY_REGISTERS
+    while heavy and need > register_limit(tile) and tile.blocks_per_sm > 1:
+        # Two blocks of three stages rather than three of two: as many bytes in flight.
+        tile = replace(tile, blocks_per_sm=tile.blocks_per_sm - 1, stages=tile.stages + 1)
+    if heavy and need > register_limit(tile):  # sixteen rows of 256 columns
+        tile = replace(tile, q=min(DECODE_ROWS))
+    if turns and not _fits(arch, schedule, tile, head_dim, turns) and tile.stages > 2:
+        tile = replace(tile, stages=tile.stages - 1)
+    return tile
+
+
+def _fits(arch: str, schedule: str, tile: Tile, head_dim: int, turns: int) -> bool:
+    smem = smem_bytes(schedule, tile, head_dim, turns=turns)
+    return blocks_by_smem(arch, smem) >= tile.blocks_per_sm
 
 
 def decode_rows(rows: int) -> int:
@@ -201,14 +228,14 @@ def state_bytes(tile: Tile, head_dim: int) -> int:
     return 4 * tile.q * (head_dim + 4 + 2)
 
 
-def smem_bytes(schedule: str, tile: Tile, head_dim: int) -> int:
+def smem_bytes(schedule: str, tile: Tile, head_dim: int, *, turns: int = 0) -> int:
     """Shared memory of a block: the query tile and the ring; for decode, each warp's ring or
-    state."""
+    state; and `turns` bytes of a variant's vector hooks."""
     if schedule == DECODE:
         ring = 2 * tile.stages * WARP_KEYS * head_dim * _ELEMENT_BYTES
-        return tile.threads // 32 * max(ring, state_bytes(tile, head_dim)) + _WORK_BYTES
+        return tile.threads // 32 * max(ring, state_bytes(tile, head_dim)) + _WORK_BYTES + turns
     ring = 2 * tile.stages * tile.kv * head_dim * _ELEMENT_BYTES
-    return tile.q * head_dim * _ELEMENT_BYTES + ring + _WORK_BYTES
+    return tile.q * head_dim * _ELEMENT_BYTES + ring + _WORK_BYTES + turns
 
 
 @dataclass(frozen=True)
@@ -248,8 +275,10 @@ def blocks_by_smem(arch: str, smem: int) -> int:
     return 0 if smem > BLOCK_SMEM[arch] else _SM_SMEM[arch] // (smem + _BLOCK_RESERVED)
 
 
-def tile_reasons(arch: str, schedule: str, tile: Tile, head_dim: int) -> list[str]:
-    """Why a tile cannot run on an architecture; empty if it can."""
+def tile_reasons(
+    arch: str, schedule: str, tile: Tile, head_dim: int, *, turns: int = 0
+) -> list[str]:
+    """Why a tile cannot run on an architecture; empty if it can. `turns`: see `smem_bytes`."""
     reasons = []
     warps = tile.threads // 32
     if tile.threads % 32 or not 1 <= warps <= 16:
@@ -273,7 +302,7 @@ def tile_reasons(arch: str, schedule: str, tile: Tile, head_dim: int) -> list[st
             reasons.append(f"stages is {tile.stages}; at least 1")
     if reasons:
         return reasons
-    smem = smem_bytes(schedule, tile, head_dim)
+    smem = smem_bytes(schedule, tile, head_dim, turns=turns)
     if smem > BLOCK_SMEM[arch]:
         reasons.append(f"needs {smem} bytes of shared memory; a block has {BLOCK_SMEM[arch]}")
     elif blocks_by_smem(arch, smem) < tile.blocks_per_sm:

@@ -23,7 +23,7 @@ from cute_attn.variants.printer import (
     cpp_expression,
     cpp_values,
 )
-from cute_attn.variants.program import ROW_ROLES, Program
+from cute_attn.variants.program import ROW_ROLES, VECTOR_ROLES, Program
 
 _CPP = {"f32": "float", "i32": "int32_t"}
 _BACK = "#line back"  # until the whole file is known
@@ -45,9 +45,9 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
     `variant_block`: a kernel may mask by the band instead.
 
     A file that holds them goes through `number_lines` when it is complete. What `cpp_row_hooks`
-    has printed is there.
+    and `vector_hooks` have printed is there.
     """
-    there = variant.read_by(*ROW_ROLES)
+    there = variant.read_by(*ROW_ROLES, *VECTOR_ROLES)
     parts = [
         accessor(t) for t in variant.tensors if t in variant.read_by(*_OF_SCORES) and t not in there
     ]
@@ -127,10 +127,14 @@ def hidden_score(variant: Variant) -> str:
 
 
 def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
-    """Headers that hooks and the limits of the band need, beside softmax.hpp."""
+    """Headers that hooks and the limits of the band need, beside softmax.hpp and
+    vector_hooks.hpp."""
     limits = [cpp_limit(x) or "" for x in (variant.band.left, variant.band.right)]
     rows = cpp_row_hooks(variant)
-    texts = [cpp_hooks(variant, mask=mask), rows, *limits]
+    vectors = [hook.cpp for hook in variant.vector_hooks.values()]
+    own = variant.read_by(*VECTOR_ROLES)
+    vectors += [accessor(t) for t in variant.tensors if t in own]
+    texts = [cpp_hooks(variant, mask=mask), rows, *limits, *vectors]
     words = set(re.findall(r"\w+", " ".join(texts)))
     found = ["cute_attn/finished_row.hpp"] * bool(rows)
     found += ["cute_attn/hook_functions.hpp"] * bool(HEADER_FUNCTIONS & words)

@@ -21,6 +21,7 @@ from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
+from cute_attn.codegen.vector_hooks import vector_hooks, vector_reasons
 from cute_attn.hopper import tiles
 from cute_attn.hopper.delays import expand, with_delays
 from cute_attn.variants import Variant
@@ -44,7 +45,9 @@ def supports(spec: KernelSpec) -> list[str]:
         known = ", ".join(str(d) for d in tiles.head_dims())
         reasons.append(f"(head_dim_qk, head_dim_vo) is {dims}; known: {known}")
         return reasons
-    return reasons + tiles.tile_reasons(spec.tile, *dims)
+    if of_vectors := vector_reasons(spec.variant, *dims):
+        return reasons + of_vectors
+    return reasons + tiles.tile_reasons(spec.tile, *dims, spec.variant)
 
 
 def _extended_widths(tile_kv: int, head_dim_vo: int) -> str:
@@ -93,6 +96,16 @@ def _one_loop(spec: KernelSpec) -> bool:
     return (spec.head_dim_qk, spec.head_dim_vo) != (192, 128)
 
 
+_ROLE_OF = {"k": "key", "v": "value"}
+_WORDS = {"query": "queries", "key": "keys", "value": "values"}
+
+
+def _in_words(roles: tuple[str, ...]) -> str:
+    """As "queries and keys"."""
+    words = [_WORDS[role] for role in roles]
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
 def _output_hooks(variant: Variant) -> str:
     """The last arguments of the `ItemOutput` of a kernel that acts on finished rows."""
     if variant.finish is None:
@@ -112,7 +125,13 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     tile, variant = spec.tile, spec.variant
     element, mma_type = _ELEMENTS[spec.dtype]
     params = params_of(spec)
-    smem_bytes = tiles.smem_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
+    vectors = vector_hooks(variant, spec.head_dim_qk, spec.head_dim_vo)
+    copied = [("q_copied", "kStagesQ")] if vectors else []
+    copied += [(f"{x}_copied", "kStages") for x, role in _ROLE_OF.items() if role in vectors.roles]
+    landed = {x: f"{x}_copied" if (f"{x}_copied", n) in copied else f"{x}_full"
+              for x, n in (("q", "kStagesQ"), ("k", "kStages"), ("v", "kStages"))}  # fmt: skip
+    gather, q_tma = spec.loader == "gather", q_by_tma(spec)
+    smem_bytes = tiles.smem_bytes(tile, spec.head_dim_qk, spec.head_dim_vo, variant)
     q_bytes, k_bytes, v_bytes = tiles.tile_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
     skips = variant.block_test is not None
     text = render(
@@ -120,7 +139,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         spec=spec,
         element=element,
         mma_type=mma_type,
-        consumers=tile.threads // 128 - 1,
+        consumers=tiles.consumers(tile, variant),
         extended_widths=_extended_widths(tile.kv, spec.head_dim_vo),
         smem_bytes=smem_bytes,
         smem_budget=f"Q {q_bytes}, K {k_bytes}, V {v_bytes}, barriers",
@@ -129,12 +148,21 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         row_hooks=cpp_row_hooks(variant),
         output_hooks=_output_hooks(variant),
         hidden=hidden_score(variant),
+        vectors=vectors,
+        vector_words=_in_words(vectors.roles),
+        turns_of=lambda role: f"smem.{vectors.turns[role]}" if vectors.turns[role] else "NoTurns()",
+        copied=copied,
+        landed=landed,
+        transformer_registers=tiles.transformer_registers(tile) if vectors else 0,
+        # Arrivals when Q, and K or V, have landed.
+        arrivals_q=1 if q_tma else "kCopyThreads + 1" if gather else "kThreadsQ",
+        arrivals_kv="kCopyThreads" if gather else 1,
         hook_headers=hook_headers(variant, mask=not variant.band_is_mask),
         paged=spec.loader != "ragged",
-        gather=spec.loader == "gather",
-        q_tma=q_by_tma(spec),
+        gather=gather,
+        q_tma=q_tma,
         by_groups="k_page_groups" in params.offsets,
-        full_barrier="CopiedBarrier" if spec.loader == "gather" else "FullBarrier",
+        full_barrier="CopiedBarrier" if gather else "FullBarrier",
         # The next item's queries are there when an item ends.
         early_start=tile.q_stages > 1 or tile.q_in_registers,
         # Else the next QK waits for them: wider outputs are better written meanwhile (head_dim 256

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from cute_attn.codegen.smem_tile import SmemTile, padded_columns
 from cute_attn.codegen.spec import Tile
+from cute_attn.codegen.vector_hooks import sums_before_pairs, turns_bytes
 from cute_attn.variants import Tensor, Variant
 
 SMEM_PER_BLOCK = 232_448  # bytes a block may use on sm_90
@@ -133,6 +134,36 @@ _HOOK_KV = {
 }
 
 
+# With vector hooks there is another warpgroup, which passes K and Q through them in shared memory
+# and takes its registers from the consumers: threads of four warpgroups are launched with 512
+# together. Two Q tiles, so that an item's queries are transformed before it begins. Keys per block:
+# what shared memory then holds.
+_VECTORS_KV = {(192, 128): 96, (192, 192): 80}
+# 40 + 72 + 2 * 200: cosine, sine and their strides of eight pairs are 32 registers. Rows that are
+# summed over before their pairs are turned spill up to 150 bytes with 72, 120 with 88: 104.
+_VECTORS = replace(_TWO_Q_TILES, threads=512, consumer_registers=200)
+_VECTORS_HEAVY = replace(_VECTORS, consumer_registers=184)
+# Registers beside the fragments, with hooks of scores and for such rows: of 44 some spill.
+HOOK_REGISTERS = 52
+_HEAVY_REGISTERS = 48
+
+
+def _with_vectors(dims: tuple[int, int], variant: Variant, *, few: bool, hooks: bool) -> Tile:
+    """The row of kernels with vector hooks."""
+    if few or dims == (256, 256):  # of 512 threads none can hold an output of 256 columns
+        stages = 2 if dims == (256, 256) else _FEW_ROWS_TABLE[dims].stages
+        tile = replace(_FEW_ROWS_TABLE[dims], threads=384, stages=stages)
+        tile = replace(tile, q_stages=2, q_in_registers=False)
+    else:
+        tile = _VECTORS_HEAVY if sums_before_pairs(variant) else _VECTORS
+        tile = replace(tile, kv=_VECTORS_KV.get(dims, tile.kv))
+    heavy = tile.consumer_registers == _VECTORS_HEAVY.consumer_registers
+    need = HOOK_REGISTERS if hooks else _HEAVY_REGISTERS if heavy else MASK_REGISTERS
+    while fragment_registers(tile, *dims) + need > tile.consumer_registers and tile.kv > 32:
+        tile = replace(tile, kv=tile.kv - 16)
+    return tile
+
+
 def _with_hooks(
     tile: Tile, dims: tuple[int, int], variant: Variant, *, slow: bool, gather: bool
 ) -> Tile:
@@ -184,6 +215,9 @@ def default_tile(
         return None
     masked = variant is not None and bool(variant.mask)
     hooks = variant is not None and bool(variant.logits or not variant.band_is_mask)
+    if variant is not None and variant.vector_hooks:
+        few = rows is not None and rows <= FEW_ROWS
+        return _with_vectors(dims, variant, few=few, hooks=hooks)
     if rows is not None and rows <= FEW_ROWS:
         tile = _FEW_ROWS_TABLE[dims]
         if not long and dims == (256, 256):
@@ -231,9 +265,26 @@ def head_dims() -> list[tuple[int, int]]:
     return sorted(_TABLE)
 
 
-def smem_bytes(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> int:
+def smem_bytes(
+    tile: Tile, head_dim_qk: int, head_dim_vo: int, variant: Variant | None = None
+) -> int:
     """Dynamic shared memory of a block, in bytes."""
-    return sum(tile_bytes(tile, head_dim_qk, head_dim_vo)) + _BARRIER_BYTES
+    turns = 0 if variant is None else turns_bytes(variant, head_dim_qk, head_dim_vo)
+    rounded = -(-turns // 1024) * 1024
+    return sum(tile_bytes(tile, head_dim_qk, head_dim_vo)) + _BARRIER_BYTES + rounded
+
+
+def consumers(tile: Tile, variant: Variant | None = None) -> int:
+    """Consumer warpgroups: the others are the producer, and one that transforms rows."""
+    return tile.threads // 128 - (2 if variant is not None and variant.vector_hooks else 1)
+
+
+def transformer_registers(tile: Tile) -> int:
+    """`setmaxnreg` of the warpgroup that transforms rows: what the others leave of the launch."""
+    launched = REGISTERS_PER_SM // (tile.threads * tile.blocks_per_sm) // 8 * 8
+    warpgroups = tile.threads // 128
+    others = tile.producer_registers + (warpgroups - 2) * tile.consumer_registers
+    return min(warpgroups * launched - others, launched)
 
 
 def tile_bytes(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> tuple[int, int, int]:
@@ -252,14 +303,16 @@ def fragment_registers(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> int:
     return tile.kv // 2 + tile.kv // 4 + head_dim_vo // 2 + queries
 
 
-def tile_reasons(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> list[str]:
+def tile_reasons(
+    tile: Tile, head_dim_qk: int, head_dim_vo: int, variant: Variant | None = None
+) -> list[str]:
     """Why a kernel with this tile cannot run; empty = it can."""
     reasons = []
-    consumers = tile.threads // 128 - 1
-    if tile.threads % 128 or consumers < 1 or tile.q != 64 * consumers:
+    number = consumers(tile, variant)
+    if tile.threads % 128 or number < 1 or tile.q != 64 * number:
         reasons.append(
             f"tile.q is {tile.q} and threads {tile.threads}: a consumer warpgroup of 128 threads"
-            " owns 64 query rows, and one more warpgroup produces"
+            " owns 64 query rows, one more produces, and with vector hooks one transforms"
         )
     if tile.kv % 16 or not 16 <= tile.kv <= 256:
         reasons.append(f"tile.kv is {tile.kv}; wgmma takes multiples of 16 from 16 to 256")
@@ -267,13 +320,15 @@ def tile_reasons(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> list[str]:
         reasons.append(f"stages is {tile.stages} and q_stages {tile.q_stages}; at least 1")
     if reasons:
         return reasons
-    used = smem_bytes(tile, head_dim_qk, head_dim_vo)
+    used = smem_bytes(tile, head_dim_qk, head_dim_vo, variant)
     if used > SMEM_PER_BLOCK:
         reasons.append(f"{used} bytes of shared memory; a block has {SMEM_PER_BLOCK}")
     # setmaxnreg moves registers within what the block was launched with: asking for more waits for
     # ever. A block is launched with what the launch bounds leave each thread, in steps of 8.
     pool = tile.threads * (REGISTERS_PER_SM // (tile.threads * tile.blocks_per_sm) // 8 * 8)
-    registers = 128 * (tile.producer_registers + consumers * tile.consumer_registers)
+    registers = 128 * (tile.producer_registers + number * tile.consumer_registers)
+    if variant is not None and variant.vector_hooks:
+        registers += 128 * max(transformer_registers(tile), 24)
     if registers > pool:
         reasons.append(f"{registers} registers after setmaxnreg; the block is launched with {pool}")
     for name, value in (

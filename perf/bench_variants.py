@@ -1,4 +1,5 @@
-"""Variants in prefill, against FlexAttention's records, and in decode (section V).
+"""Variants in prefill, against FlexAttention's records, and in decode (section V); StreamingLLM
+with rotary embedding fused, against two kernels (section R).
 
     python -m perf.bench_variants [--quick] [--match TEXT] [--peers FILE]
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -23,8 +25,13 @@ from perf.cases.variants import (
     DIM,
     HEADS,
     PAGE_SIZE,
+    ROPE_SHAPES,
     SHAPES,
+    STREAMING,
+    STREAMING_HEADS,
+    WITH_ROPE,
     VariantCase,
+    streaming_cases,
     variant_cases,
     visible_pairs,
 )
@@ -49,7 +56,8 @@ def error(
     heads = torch.arange(q.shape[1], device=q.device)[:, None, None]
     group = q.shape[1] // k.shape[1]
     k, v = (x.float().repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
-    scores = q[at].float().transpose(0, 1) @ k.mT * q.shape[2] ** -0.5
+    rows, k = case.rows(q[at].float().transpose(0, 1), positions[:, 0]), case.rows(k, keys[0])
+    scores = rows @ k.mT * q.shape[2] ** -0.5
     scores = case.bend(scores, heads, positions, keys)
     hidden = ~case.keep(positions, keys)
     if case.softmax:
@@ -66,7 +74,7 @@ def error(
 
 def prefill(name: str, shape: str, results: Records, plain: dict[str, float]) -> None:
     """One row."""
-    requests, length = SHAPES[shape]
+    requests, length = {**SHAPES, **ROPE_SHAPES}[shape]
     case = variant_cases(requests, length, HEADS)[name]
     q, k, v = (
         torch.randn(requests * length, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
@@ -123,8 +131,36 @@ def decode(name: str, results: Records, plain: dict[str, float]) -> None:
     print(f"{cfg:24s} {us:9.1f} us {gbps:5.0f} GB/s {of_plain:5.2f}  err {err:.1e}", flush=True)
 
 
+def streaming(requests: int, window: int, results: Records) -> None:
+    """One row of section R."""
+    kv_format, pages = harness.page_format((window,) * requests, PAGE_SIZE)
+    shape = (sum(map(len, pages)), 2, PAGE_SIZE, STREAMING_HEADS, DIM)
+    cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    q = torch.randn(requests, STREAMING_HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+    out = torch.full_like(q, math.nan)
+    cases, batches = streaming_cases(window), {}
+    for name, case in cases.items():
+        batches[name] = BatchAttention(STREAMING_HEADS, STREAMING_HEADS, DIM, variant=case.variant)
+        batches[name].plan(range(requests + 1), kv_format, scalars=case.scalars)
+    batches["streaming"].run(q, cache, out=out)
+    used = cache[pages[-1].cuda()]
+    k, v = (used[:, i].flatten(0, 1)[:window] for i in range(2))
+    err = error(cases["streaming"], q[-1:], k, v, out[-1:])
+
+    def call(batch: BatchAttention) -> Callable[[int], object]:
+        return lambda _: batch.run(q, cache, out=out)
+
+    times = harness.graphs_us({name: call(batch) for name, batch in batches.items()}, 1)
+    us = times["streaming"]
+    of_plain, gbps = times["plain"] / us, cache.nbytes / us / 1e3
+    cfg = f"b{requests} w{window} {STREAMING_HEADS} heads"
+    kernel = batches["streaming"].kernels[0].name
+    results.add("R", cfg, peer=OURS, us=us, gbps=gbps, of_plain=of_plain, err=err, kernel=kernel)
+    print(f"{cfg:24s} {us:9.1f} us {gbps:5.0f} GB/s {of_plain:5.2f}  err {err:.1e}", flush=True)
+
+
 def main() -> int:
-    parser = harness.parser("Variants, section V.")
+    parser = harness.parser("Variants, sections V and R.")
     options = parser.parse_args()
     problem = Problem(
         harness.arch(), "bf16", DIM, DIM, 1, variant_cases(1, 1, 1)["full"].variant, None
@@ -133,11 +169,15 @@ def main() -> int:
     plain: dict[str, float] = {}
     names = sorted(variant_cases(1, 1, 1), key=lambda name: name != "causal")
     for name in names:
-        for shape in list(SHAPES)[: 1 if options.quick else 2]:
+        shapes = list(SHAPES)[: 1 if options.quick else 2]
+        for shape in shapes + list(ROPE_SHAPES) * (name in WITH_ROPE):
             if options.match in f"{shape} {name}":
                 prefill(name, shape, results, plain)
         if options.match in f"decode {name}":
             decode(name, results, plain)
+    for requests, window in STREAMING[: 3 if options.quick else None]:
+        if options.match in f"b{requests} w{window} {STREAMING_HEADS} heads":
+            streaming(requests, window, results)
     compare.print_tables(results.rows, options.peers)
     return 0
 

@@ -32,6 +32,7 @@ TITLES = {
     "Q": "a few tokens each",
     "T": "real steps",
     "V": "variants",
+    "R": "StreamingLLM decode",
     "W": "sliding windows",
     "X": "mixed batch",
 }

@@ -81,7 +81,8 @@ def append_paged_kv(
             are used in place if they are on the device, else copied there.
         kv_layout: "NHD" or "HND".
         rope: rotate the new keys by their positions. The angle is exact for any position, the
-            rotation is computed in float32.
+            rotation is computed in float32. Not for attention with a variant that rotates keys
+            itself (`cute_attn.rope`, `streaming_llm`): its cache holds keys that are not rotated.
 
     Raises:
         TypeError, ValueError: a tensor is wrong; the cache is untouched.

@@ -127,6 +127,7 @@ class BatchAttention:
             kv_layout=kv_layout,
             device=checks.device_of(device),
         )
+        self._shape.variant.check_head_dims(head_dim, head_dim_vo)
         on_cpu = self._shape.device.type == "cpu"
         known = [torch.bfloat16, torch.float16, *([torch.float32] if on_cpu else [])]
         if dtype not in known:

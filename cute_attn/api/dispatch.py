@@ -26,6 +26,7 @@ from cute_attn import ampere, hopper
 from cute_attn.codegen.registered import REGISTERED
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
+from cute_attn.codegen.vector_hooks import is_heavy, turns_bytes
 from cute_attn.scheduler import Geometry
 from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
 
@@ -259,8 +260,17 @@ def default_tile(
         return hopper.default_tile(
             head_dim_qk, head_dim_vo, loader, variant, rows=rows, page_size=page_size, long=long
         )
+    dims = (head_dim_qk, head_dim_vo)
     try:
-        return ampere.tiles(arch, schedule, head_dim_qk, rows, tiles_per_sm=tiles_per_sm)
+        return ampere.tiles(
+            arch,
+            schedule,
+            head_dim_qk,
+            rows,
+            tiles_per_sm=tiles_per_sm,
+            turns=turns_bytes(variant, *dims),
+            heavy=is_heavy(variant, *dims),
+        )
     except ValueError:  # not in the table
         return None
 

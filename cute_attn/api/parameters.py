@@ -87,9 +87,9 @@ def bind(
     if isinstance(step, Step):
         shapes = {name: index_shape(x) for name, x in found.items()}
         rows = step.requests.q_len > 0
-        sizes = shape.num_qo_heads, shape.head_dim_vo
-        scores = _reach(step, rows & (step.requests.kv_len > 0), *sizes)
-        variant.check_indices(shapes, scores, scalars, _reach(step, rows, *sizes))
+        scores = _reach(step, rows & (step.requests.kv_len > 0), shape)
+        finished = _reach(step, rows, shape)
+        variant.check_indices(shapes, scores, scalars, finished)
     return Parameters(scalars, found, scales=scales)
 
 
@@ -110,7 +110,7 @@ def _scales(shape: BatchShape, scalars: dict[str, float | int]) -> tuple[float, 
     return shape.sm_scale * value(stages.factor), base * value(stages.exponent)
 
 
-def _reach(step: Step, live: Any, num_qo_heads: int, head_dim_vo: int) -> dict[str, Any] | None:
+def _reach(step: Step, live: Any, shape: BatchShape) -> dict[str, Any] | None:
     """What requests, heads, positions and columns of the `live` requests of a step are between;
     None if there are none."""
     q_len, kv_len = step.requests.q_len, step.requests.kv_len
@@ -120,8 +120,11 @@ def _reach(step: Step, live: Any, num_qo_heads: int, head_dim_vo: int) -> dict[s
     longest = float(kv_len[live].max())
     return {
         "b": (float(requests[0]), float(requests[-1])),
-        "h": (0.0, num_qo_heads - 1.0),
+        "h": (0.0, shape.num_qo_heads - 1.0),
+        "kv_head": (0.0, shape.num_kv_heads - 1.0),
+        "head_dim_qk": (float(shape.head_dim_qk),) * 2,
+        "head_dim_vo": (float(shape.head_dim_vo),) * 2,
         "q_idx": (float((kv_len - q_len)[live].min()), longest - 1),
         "kv_idx": (0.0, longest - 1),
-        "d": (0.0, head_dim_vo - 1.0),
+        "d": (0.0, shape.head_dim_vo - 1.0),
     }

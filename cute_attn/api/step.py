@@ -100,6 +100,12 @@ def make_step(
             f"variant {variant.name!r} masks by position, but keys have none in"
             f" {type(kv_format).__name__}; it takes variants without a mask, e.g. 'full'"
         )
+    by_position = [role for role, hook in variant.vector_hooks.items() if hook.reads("pos")]
+    if by_position and not kv_format.has_positions:
+        raise ValueError(
+            f"variant {variant.name!r} transforms the {by_position[0]} by position, but keys have"
+            f" none in {type(kv_format).__name__}; it takes variants that read no position"
+        )
     if qo_indptr is None:
         qo_indptr = getattr(kv_format, "qo_indptr", None)
         if qo_indptr is None:

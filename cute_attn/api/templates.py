@@ -9,9 +9,10 @@ from typing import Any
 from cute_attn.api import checks, dispatch
 from cute_attn.codegen.registered import REGISTERED, RegisteredTemplate
 from cute_attn.codegen.spec import ARCHS, KernelSpec, Tile
-from cute_attn.variants.program import ROLES
+from cute_attn.variants.program import ROLES, VECTOR_ROLES
 
 _LOADERS = ("ragged", "paged")
+_ROLES = tuple(role for role in ROLES if role not in VECTOR_ROLES)
 
 
 def register_template(
@@ -44,7 +45,7 @@ def register_template(
         smem_bytes: dynamic shared memory of a block, or a function of the spec.
         loaders: "ragged", "paged" or both.
         hooks: roles of a variant's hooks that it calls: "mask", "logits", "row_state", "output".
-            Variants with others are refused.
+            Variants with others are refused, so also those with vector hooks.
         softmax_off: it serves variants without softmax.
         tensor_maps: K and V come through tensor maps `k_map` and `v_map` (boxes of 64 columns and
             tile.kv rows, or gcd(page_size, tile.kv), with the 128-byte swizzle; pages a multiple of
@@ -69,7 +70,7 @@ def register_template(
     for name, given, known in (
         ("archs", archs, ARCHS),
         ("loaders", loaders, _LOADERS),
-        ("hooks", hooks, tuple(ROLES)),
+        ("hooks", hooks, _ROLES),
     ):
         if isinstance(given, str):
             raise TypeError(f"{name} is {given!r}; it takes a sequence of names")

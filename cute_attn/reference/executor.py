@@ -166,20 +166,30 @@ class _Run:
             q_idx = token - record.q_start + record.q_pos
             key = np.arange(begin, end)
             key = key[self._visible(record, head, q_idx, key)]
+            kv_idx = key + record.kv_pos
+            own_q = self.q[token, head].astype(self.dtype)
+            own_k, own_v = (x[key - first, item.kv_head] for x in (k, v))
             out, lse2 = self._attend(
-                self.q[token, head].astype(self.dtype),
-                k[key - first, item.kv_head],
-                v[key - first, item.kv_head],
+                self._through("query", own_q, record.batch, head, q_idx),
+                self._through("key", own_k, record.batch, item.kv_head, kv_idx),
+                self._through("value", own_v, record.batch, item.kv_head, kv_idx),
                 batch=record.batch,
                 head=head[:, None],
                 q_idx=q_idx[:, None],
-                kv_idx=key[None, :] + record.kv_pos,
+                kv_idx=kv_idx[None, :],
             )
             if item.slot < 0:
                 self._finish(request, token, head, out, lse2)
             else:
                 self.partial_out[item.slot, : item.num_rows] = out
                 self.partial_lse[item.slot, : item.num_rows] = lse2
+
+    def _through(self, role: str, rows: Array, batch: int, head: Any, pos: Array) -> Array:
+        """(rows, head_dim) through the variant's hook, if it has one."""
+        hook = self.variant.vector_hooks.get(role)
+        if hook is None:
+            return rows
+        return np.asarray(hook(rows, batch, head, pos, **self.parameters))
 
     def _visible(self, record: RequestRecord, head: Array, q_idx: Array, key: Array) -> Array:
         """Which keys lie in KV blocks that the mask does not empty."""

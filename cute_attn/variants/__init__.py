@@ -20,6 +20,13 @@ from cute_attn.variants.builtin import (
 from cute_attn.variants.errors import TraceError
 from cute_attn.variants.hook import Hook
 from cute_attn.variants.packed import pack_masks
+from cute_attn.variants.positions import (
+    Llama3Scaling,
+    YarnScaling,
+    qk_norm,
+    rope,
+    streaming_llm,
+)
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.tensor import Tensor
 from cute_attn.variants.variant import Variant
@@ -30,10 +37,12 @@ __all__ = [
     "PARTIAL",
     "Band",
     "Hook",
+    "Llama3Scaling",
     "Scalar",
     "Tensor",
     "TraceError",
     "Variant",
+    "YarnScaling",
     "alibi",
     "attention_sinks",
     "causal",
@@ -43,9 +52,12 @@ __all__ = [
     "full",
     "pack_masks",
     "prefix_lm",
+    "qk_norm",
     "relative_bias",
+    "rope",
     "sigmoid_attention",
     "sliding_window",
     "soft_cap",
+    "streaming_llm",
     "tree_mask",
 ]

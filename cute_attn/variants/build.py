@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from cute_attn.variants.expression import Constant, Expression, constant, load, node
+from cute_attn.variants.expression import (
+    VECTOR_OPERATIONS,
+    Constant,
+    Expression,
+    constant,
+    load,
+    node,
+)
 from cute_attn.variants.operations import OPERATIONS
 
 _NAMES = {"bool": "a truth value", "i32": "an integer", "f32": "a float"}
@@ -131,19 +139,46 @@ def _folded(name: str, args: tuple[Expression, ...], kind: str) -> Expression:
     return constant(value)
 
 
-def substitute(root: Expression, values: Mapping[str, Constant]) -> dict[Expression, Expression]:
-    """What every node of an expression becomes when scalars get values."""
+def member(x: Expression, number: int, pairing: Any) -> Expression:
+    """The first (0) or second (1) element of the pairs (`vectors.Pairing`) of a row."""
+    if x.op == "join" and x.value == pairing:
+        return x.args[number]
+    return node(("first", "second")[number], (x,), x.kind, pairing)
+
+
+def rebuild(old: Expression, args: tuple[Expression, ...]) -> Expression:
+    """The operation of a node on other operands."""
+    if old.op == "load":
+        return load(old.value, old.kind, args)
+    if old.op in ("to_i32", "to_f32"):
+        return convert(args[0], old.kind)
+    if old.op in ("first", "second"):
+        return member(args[0], int(old.op == "second"), old.value)
+    if old.op in VECTOR_OPERATIONS:
+        return node(old.op, args, old.kind, old.value)
+    return operate(old.op, *args)
+
+
+def substitute(
+    root: Expression,
+    values: Mapping[str, Constant],
+    arguments: Mapping[str, Expression] | None = None,
+) -> dict[Expression, Expression]:
+    """What every node of an expression becomes when scalars get values.
+
+    Args:
+        root: the expression.
+        values: of scalars, by name.
+        arguments: expressions in the place of arguments, by name.
+    """
     new: dict[Expression, Expression] = {}
     for old in root.walk():
-        args = tuple(new[x] for x in old.args)
         if old.op == "scalar" and old.value in values:
             new[old] = convert(constant(values[old.value]), old.kind)
+        elif old.op == "argument" and arguments and old.value in arguments:
+            new[old] = arguments[str(old.value)]
         elif old.is_leaf:
             new[old] = old
-        elif old.op == "load":
-            new[old] = load(old.value, old.kind, args)
-        elif old.op in ("to_i32", "to_f32"):
-            new[old] = convert(args[0], old.kind)
         else:
-            new[old] = operate(old.op, *args)
+            new[old] = rebuild(old, tuple(new[x] for x in old.args))
     return new

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import numpy as np
 
 from cute_attn.variants import interval
-from cute_attn.variants.expression import ARGUMENTS, Expression
+from cute_attn.variants.expression import ARGUMENTS, VECTOR_OPERATIONS, Expression
 from cute_attn.variants.interval import INT_MAX, INT_MIN, WHOLE, Interval
 from cute_attn.variants.operations import OPERATIONS
 
@@ -22,6 +22,11 @@ EVERYWHERE: Mapping[str, Interval] = {
     "h": (0.0, _POSITION),
     "q_idx": (-_POSITION, _POSITION),
     "kv_idx": (0.0, _POSITION),
+    "x": WHOLE,
+    "pos": (-_POSITION, _POSITION),
+    "index": (0.0, _POSITION),
+    "pair": (0.0, _POSITION),
+    "head_dim": (1.0, _POSITION),
     "lse": WHOLE,
     "out": WHOLE,
     "d": (0.0, _POSITION),
@@ -65,6 +70,8 @@ def _bounds_of(
         return known.get(str(node.value), (INT_MIN, INT_MAX) if node.kind == "i32" else WHOLE)
     if node.op == "load":
         return {"f32": WHOLE, "i32": (INT_MIN, INT_MAX), "bool": (0.0, 1.0)}[node.kind]
+    if node.op in VECTOR_OPERATIONS:
+        return _bounds_across(node, found)
     operation = OPERATIONS[node.op]
     result = operation.interval(*(found[x] for x in node.args))
     if node.kind == "i32":
@@ -74,4 +81,13 @@ def _bounds_of(
     return result
 
 
-assert set(EVERYWHERE) == set(ARGUMENTS)
+def _bounds_across(node: Expression, found: Mapping[Expression, Interval]) -> Interval:
+    if node.op in ("cosine", "sine"):
+        return -1.00001, 1.00001  # rounded
+    if node.op == "sum":
+        return WHOLE
+    lows, highs = zip(*(found[x] for x in node.args), strict=True)
+    return np.minimum.reduce(lows), np.maximum.reduce(highs)
+
+
+assert set(EVERYWHERE) > set(ARGUMENTS)

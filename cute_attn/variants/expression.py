@@ -16,7 +16,17 @@ ARGUMENTS = {
     "score": "f32", "b": "i32", "h": "i32", "q_idx": "i32", "kv_idx": "i32", "lse": "f32",
     "out": "f32", "d": "i32",
 }  # fmt: skip
-"""What hooks are functions of, and the kind of each."""
+"""What hooks of scores and on finished rows are functions of, and the kind of each."""
+VECTOR_ARGUMENTS = {
+    "x": "f32", "pos": "i32", "index": "i32", "pair": "i32", "head_dim": "i32",
+    "first": "f32", "second": "f32", "cosine": "f32", "sine": "f32",
+}  # fmt: skip
+"""What vector hooks read beside b and h: an element, the row's position, the element's index, the
+number of a pair, the length of the row; and what kernels hand over for a pair."""
+
+VECTOR_OPERATIONS = ("first", "second", "join", "sum", "cosine", "sine")
+"""Operations on rows: see `vectors`."""
+_VARYING = frozenset(ARGUMENTS).union(VECTOR_ARGUMENTS) - {"head_dim"}
 
 Constant = bool | int | float
 
@@ -25,11 +35,12 @@ class Expression:
     """A node.
 
     Attributes:
-        op: "constant", "argument", "scalar", "load" (an element of a tensor) or the name of a row
-            of `operations.OPERATIONS`. `bounds` makes others.
+        op: "constant", "argument", "scalar", "load" (an element of a tensor), the name of a row of
+            `operations.OPERATIONS` or of `VECTOR_OPERATIONS`. `bounds` makes others.
         args: operands; of a load the indices.
         kind: "bool", "i32" or "f32".
-        value: of a constant the number, of an argument, scalar or load the name, else None.
+        value: of a constant the number, of an argument, scalar or load the name, of an operation on
+            pairs the `Pairing`, else None.
         reads: names of the arguments, scalars and tensors in it.
     """
 
@@ -51,8 +62,8 @@ class Expression:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether it is the same for every score of a launch."""
-        return self.reads.isdisjoint(ARGUMENTS)
+        """Whether it is the same for every score (of vector hooks: every row) of a launch."""
+        return self.reads.isdisjoint(_VARYING)
 
     def __reduce__(self) -> tuple[object, ...]:
         return node, (self.op, self.args, self.kind, self.value)
@@ -83,9 +94,7 @@ _nodes: WeakValueDictionary[_Key, Expression] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def node(
-    op: str, args: tuple[Expression, ...], kind: str, value: Constant | str | None = None
-) -> Expression:
+def node(op: str, args: tuple[Expression, ...], kind: str, value: Any = None) -> Expression:
     """The one node with these attributes."""
     key = (op, args, kind, repr(value))  # repr: 0.0 and -0.0 are equal, 1 and True too
     with _lock:
@@ -118,7 +127,7 @@ def constant(value: Constant) -> Expression:
 
 def argument(name: str) -> Expression:
     """A hook's argument."""
-    return node("argument", (), ARGUMENTS[name], name)
+    return node("argument", (), {**VECTOR_ARGUMENTS, **ARGUMENTS}[name], name)
 
 
 def scalar(name: str, kind: str) -> Expression:

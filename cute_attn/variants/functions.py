@@ -6,11 +6,12 @@ from typing import Any
 
 from cute_attn.variants.library import clamp
 from cute_attn.variants.traced import Traced, apply
+from cute_attn.variants.vectors import turn
 
 __all__ = [
     "abs", "ceil", "clamp", "cos", "erf", "exp", "exp2", "floor", "log", "log2", "maximum",
     "minimum", "round", "rsqrt", "sigmoid", "sigmoid_approx", "sin", "sqrt", "tanh", "tanh_approx",
-    "trunc", "where",
+    "trunc", "turn", "where",
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from cute_attn.variants.build import operate
 from cute_attn.variants.errors import Place, users_place
 from cute_attn.variants.parameters import Parameter, join
-from cute_attn.variants.program import Program, trace
+from cute_attn.variants.program import Program, composed, trace
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,20 @@ def of_program(name: str, program: Program) -> Hook:
 def both(a: Hook | None, b: Hook | None) -> Hook | None:
     """The mask that lets through what both let through."""
     return a or b if a is None or b is None else _both(a, b)
+
+
+def one_after_the_other(a: Hook | None, b: Hook | None) -> Hook | None:
+    """The vector hook that does `a`, then `b`.
+
+    Raises:
+        ValueError: one is C++ text, or together they do more across elements than one hook can.
+    """
+    if a is None or b is None:
+        return a or b
+    if a.program is None or b.program is None:
+        text = a if a.program is None else b
+        raise ValueError(f"hook {text.name!r} is C++ text, and cannot be combined with another")
+    return of_program(f"{a.name}, then {b.name}", composed(a.program, b.program))
 
 
 def _both(a: Hook, b: Hook) -> Hook:

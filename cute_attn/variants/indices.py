@@ -8,7 +8,7 @@ from cute_attn.variants.domain import bounds
 from cute_attn.variants.expression import Expression, argument
 from cute_attn.variants.interval import Interval, add, mul
 from cute_attn.variants.polynomial import Polynomial, polynomial
-from cute_attn.variants.program import Program
+from cute_attn.variants.program import VECTOR_ROLES, Program
 
 _Q, _KV = (argument("q_idx"),), (argument("kv_idx"),)
 
@@ -44,6 +44,25 @@ def check(
                     f" {high:.0f}, but the tensor has shape {tuple(shapes[str(node.value)])}; give"
                     " a larger one, or clamp the index" + (f"\n{place}" if place else "")
                 )
+
+
+def of_role(role: str, leaves: Mapping[str, Interval]) -> Mapping[str, Interval]:
+    """What the arguments of one hook are between.
+
+    Args:
+        role: of the hook.
+        leaves: bounds of b, h, q_idx and kv_idx; for vector hooks also of "kv_head" (KV heads),
+            "head_dim_qk" and "head_dim_vo".
+    """
+    if role not in VECTOR_ROLES:
+        return leaves
+    own = dict(leaves)
+    head_dim = own["head_dim_vo" if role == "value" else "head_dim_qk"]
+    own["head_dim"], own["index"] = head_dim, (0.0, head_dim[1] - 1)
+    own["pair"] = (0.0, head_dim[1] // 2 - 1)
+    own["pos"] = own["q_idx" if role == "query" else "kv_idx"]
+    own["h"] = own["h" if role == "query" else "kv_head"]
+    return own
 
 
 def _between(

@@ -87,9 +87,7 @@ def cpp_body(
         names: names for some of its nodes.
         lag: the function also has q_idx - kv_idx, the `Lag` of lag.hpp.
     """
-    printer = _Printer({"": root}, names or {}, lag=lag)
-    result = printer.value(root)
-    return "\n".join([*printer.statements, f"return {result};"]) if printer.statements else result
+    return Printer({"": root}, names or {}, lag=lag).body(root)
 
 
 def cpp_values(
@@ -101,7 +99,7 @@ def cpp_values(
         roots: the values by name; what stands in two of them is computed once.
         limits: what integers in them are between.
     """
-    printer = _Printer(roots, {}, limits=limits)
+    printer = Printer(roots, {}, limits=limits)
     for name, root in roots.items():
         value = printer.value(root)
         printer.statements.append(f"{CPP_TYPES[root.kind]} const {name} = {value};")
@@ -110,7 +108,7 @@ def cpp_values(
 
 def cpp_expression(root: Expression) -> str:
     """`root` as one expression, however long."""
-    return _Printer({"": root}, {}, longest=None).value(root)
+    return Printer({"": root}, {}, longest=None).value(root)
 
 
 def _sign_of_lag(node: Expression) -> int:
@@ -119,7 +117,12 @@ def _sign_of_lag(node: Expression) -> int:
     return (ends == ["q_idx", "kv_idx"]) - (ends == ["kv_idx", "q_idx"])
 
 
-class _Printer:
+class Printer:
+    """Prints values, each once by `value` or `body`."""
+
+    types = CPP_TYPES
+    arguments = frozenset(ARGUMENTS)
+
     def __init__(
         self,
         roots: Mapping[str, Expression],
@@ -137,7 +140,7 @@ class _Printer:
         self.uses = Counter(x for node in nodes for x in node.args)
         self.wanted = names
         reads = (root.reads for root in roots.values())
-        self.taken = set(_RESERVED).union(ARGUMENTS, roots, *reads)
+        self.taken = set(_RESERVED).union(self.arguments, roots, *reads)
         self.statements: list[str] = []
         self.named: set[Expression] = set()
         self.printed: dict[Expression, tuple[str, int]] = {}
@@ -155,6 +158,11 @@ class _Printer:
                 self._give_name(node)
         return self.printed[root][0]
 
+    def body(self, root: Expression) -> str:
+        """The body of a function that returns `root`: one expression, or statements."""
+        result = self.value(root)
+        return "\n".join([*self.statements, f"return {result};"]) if self.statements else result
+
     def _is_long(self, node: Expression) -> bool:
         return self.longest is not None and len(self.printed[node][0]) > self.longest
 
@@ -170,7 +178,7 @@ class _Printer:
 
     def _give_name(self, node: Expression) -> None:
         name = self._name(self.wanted.get(node))
-        self.statements.append(f"{CPP_TYPES[node.kind]} const {name} = {self.printed[node][0]};")
+        self.statements.append(f"{self.types[node.kind]} const {name} = {self.printed[node][0]};")
         self.printed[node] = name, ATOM
         self.named.add(node)
 

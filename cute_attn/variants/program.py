@@ -16,8 +16,8 @@ import numpy as np
 from cute_attn.variants.build import convert, substitute
 from cute_attn.variants.domain import bounds, scalars_between
 from cute_attn.variants.errors import Place, trace_error
-from cute_attn.variants.evaluate import evaluate
-from cute_attn.variants.expression import Expression, argument, scalar
+from cute_attn.variants.evaluate import evaluate, evaluate_vector
+from cute_attn.variants.expression import VECTOR_ARGUMENTS, Expression, argument, scalar
 from cute_attn.variants.interval import Interval
 from cute_attn.variants.parameters import Parameter, join, scalars_of
 from cute_attn.variants.printer import cpp_body
@@ -25,21 +25,32 @@ from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.stages import Stages, in_stages
 from cute_attn.variants.traced import Traced, lift
 from cute_attn.variants.traced_tensor import TracedTensor, recording
+from cute_attn.variants.vector_printer import vector_functions
+from cute_attn.variants.vectors import PAIR, Row, across, levels
 
+_ROW = ("x", "b", "h", "pos")
 ROLES = {
     "mask": ("b", "h", "q_idx", "kv_idx"),
     "logits": ("score", "b", "h", "q_idx", "kv_idx"),
+    "query": _ROW,
+    "key": _ROW,
+    "value": _ROW,
     "row_state": ("lse", "b", "h", "q_idx"),
     "output": ("out", "b", "h", "q_idx", "d"),
 }
 """Arguments of each hook. All but the mask transform their first one."""
 
+VECTOR_ROLES = ("query", "key", "value")
+"""Vector hooks: those of whole query, key and value rows."""
 ROW_ROLES = ("row_state", "output")
-"""Those of hooks on rows that have seen all their keys."""
+"""Row hooks: those on rows that have seen all their keys."""
 
 _RETURNS = {
     "mask": "a truth value",
     "logits": "a score",
+    "query": "a row",
+    "key": "a row",
+    "value": "a row",
     "row_state": "a log-sum-exp",
     "output": "an element of the output",
 }
@@ -82,8 +93,12 @@ class Program:
 
     @property
     def cpp(self) -> str:
-        """Its C++: one expression, or statements that end in `return`."""
+        """Its C++: one expression, or statements that end in `return`; of a row's hook one such for
+        each function that it consists of.
+        """
         with self.scalars_known():
+            if self.role in VECTOR_ROLES:
+                return vector_functions(self.result, self.names).text
             return cpp_body(self.result, self.names)
 
     @cached_property
@@ -95,12 +110,15 @@ class Program:
     def __call__(self, *arguments: Any, **parameters: Any) -> Any:
         """The value of the hook for arrays of arguments, which broadcast.
 
-        f32 is computed in the dtype of what the hook transforms; float32 in a mask.
+        f32 is computed in the dtype of what the hook transforms; float32 in a mask. Of a vector
+        hook x is (..., head_dim), the other arguments broadcast with (...).
         """
         values: dict[str, Any] = dict(zip(ROLES[self.role], arguments, strict=True))
         if self.role == "mask":
             return evaluate(self.result, {**values, **parameters})
         before = np.asarray(values[ROLES[self.role][0]])
+        if self.role in VECTOR_ROLES:
+            return evaluate_vector(self.result, {**values, **parameters}, before.dtype)
         dtype = before.dtype if before.dtype in (np.float32, np.float64) else np.dtype(np.float32)
         after = np.asarray(evaluate(self.result, {**values, **parameters}, dtype), dtype)
         return np.broadcast_to(after, np.broadcast_shapes(after.shape, before.shape))
@@ -127,7 +145,8 @@ def trace(role: str, function: Callable[..., Any], declared: tuple[Parameter, ..
         TypeError: its parameters are not those of the hook.
     """
     parameters = _parameters(role, function, declared)
-    arguments = [Traced(argument(name)) for name in ROLES[role]]
+    _check_names(role, function, parameters)
+    arguments = [(Row if name == "x" else Traced)(argument(name)) for name in ROLES[role]]
     given = {p.name: _in_trace(p) for p in parameters}
     limits = {s.name: s.bounds for s in scalars_of(parameters)}
     with scalars_between(limits), recording() as record:
@@ -141,8 +160,10 @@ def trace(role: str, function: Callable[..., Any], declared: tuple[Parameter, ..
         raise trace_error(f"the {role} function returns {kind}; it takes {_RETURNS[role]}", place)
     if role != "mask":
         result = convert(result, "f32")
+    if role in VECTOR_ROLES:
+        _check_row(role, result, place)
     parameters = join(parameters, tuple(record.captured))
-    extra = result.reads - set(ROLES[role]) - {p.name for p in parameters}
+    extra = result.reads - {*ROLES[role], *_own_names(role)} - {p.name for p in parameters}
     if extra:
         raise trace_error(
             f"the {role} function returns a value of another trace, of {', '.join(sorted(extra))}",
@@ -156,6 +177,49 @@ def trace(role: str, function: Callable[..., Any], declared: tuple[Parameter, ..
         if isinstance(value, Traced) and value.expression in inside
     }
     return Program(role, result, read, names, record.places)
+
+
+def _own_names(role: str) -> frozenset[str]:
+    """What programs of a role read beside its arguments."""
+    return frozenset(VECTOR_ARGUMENTS) if role in VECTOR_ROLES else frozenset()
+
+
+def _check_names(
+    role: str, function: Callable[..., Any], parameters: tuple[Parameter, ...]
+) -> None:
+    for p in parameters:
+        if p.name in _own_names(role):
+            raise trace_error(
+                f"the {role} function takes parameter {p.name!r}; vector hooks have"
+                f" {', '.join(VECTOR_ARGUMENTS)} of their own",
+                _place_of(function),
+            )
+
+
+def _check_row(role: str, result: Expression, place: Place | None) -> None:
+    try:
+        across(result)
+        if levels(result)[result] == PAIR:
+            raise ValueError("it returns values of pairs; join() them")
+    except ValueError as error:
+        raise trace_error(f"the {role} function cannot be used: {error}", place) from None
+
+
+def composed(first: Program, then: Program) -> Program:
+    """The vector hook that does one after the other.
+
+    Raises:
+        ValueError: together they do more across elements than one hook can.
+    """
+    new = substitute(then.result, {}, {"x": first.result})
+    across(new[then.result])
+    return Program(
+        then.role,
+        new[then.result],
+        join(first.parameters, then.parameters),
+        {**first.names, **{new[node]: name for node, name in then.names.items()}},
+        {**first.places, **{new[node]: place for node, place in then.places.items()}},
+    )
 
 
 def _in_trace(parameter: Parameter) -> Traced | TracedTensor:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cute_attn.variants.band import Limit, as_expression
-from cute_attn.variants.cost import OFTEN, in_words, operations
+from cute_attn.variants.cost import OFTEN, OFTEN_IN_VECTORS, in_words, operations, vector_operations
 from cute_attn.variants.expression import Expression
 from cute_attn.variants.hook import Hook
 from cute_attn.variants.printer import cpp_body, cpp_expression, literal
-from cute_attn.variants.program import ROLES, Program
+from cute_attn.variants.program import ROLES, VECTOR_ROLES, Program
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.tensor import Tensor
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from cute_attn.variants.variant import Variant
 
 
-_OFTEN = {"mask": "score", "logits": "score", "row_state": "row", "output": "element"}
+_OFTEN = {
+    "mask": "score", "logits": "score", "query": "element", "key": "element", "value": "element",
+    "row_state": "row", "output": "element",
+}  # fmt: skip
 
 
 def show(variant: Variant) -> str:
@@ -81,8 +84,9 @@ def _hook(role: str, hook: Hook) -> Iterator[str]:
         body = part.cpp if part.has_statements else f"return {part.cpp.strip()};"
         yield from (f"    {line}" for line in body.split("\n"))
     if hook.program is not None:
-        counts = operations(hook.program.result)
-        for often in OFTEN:
+        of_vectors = role in VECTOR_ROLES
+        counts = (vector_operations if of_vectors else operations)(hook.program.result)
+        for often in OFTEN_IN_VECTORS if of_vectors else OFTEN:
             if counts[often] or often == _OFTEN[role]:
                 yield f"  operations per {often}: {in_words(counts[often])}"
 

@@ -199,7 +199,7 @@ class Traced:
     # torch and NumPy.
     def to(self, dtype: Any) -> Traced:
         """This as "bool", "i32" or "f32", or what torch calls so."""
-        return Traced(convert(self.expression, kind_of(dtype)))
+        return type(self)(convert(self.expression, kind_of(dtype)))
 
     @property
     def dtype(self) -> str:
@@ -285,8 +285,12 @@ def lift(x: Any) -> Expression:
 def apply(name: str, *operands: Any) -> Traced:
     """The operation `name` of operands; errors show the user's line."""
     args = [lift(x) for x in operands]
+    # What is computed from a row is one: see `vectors.Row`.
+    own = next(
+        (type(x) for x in operands if isinstance(x, Traced) and type(x) is not Traced), Traced
+    )
     try:
-        return Traced(operate(name, *args))
+        return own(operate(name, *args))
     except (TypeError, ValueError, OverflowError) as error:
         _refuse(str(error))
 

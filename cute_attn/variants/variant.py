@@ -5,10 +5,14 @@ indices into a tile:
 
     mask       (b, h, q_idx, kv_idx) -> bool           keep the score?
     logits     (score, b, h, q_idx, kv_idx) -> score   on the scaled score, before the mask
+    query      (x, b, h, pos) -> x                     on a row of head_dim elements, see `vectors`;
+    key        (x, b, h, pos) -> x                       h: the query head, or the KV head
+    value      (x, b, h, pos) -> x
     row_state  (lse, b, h, q_idx) -> lse               of a row that has seen all its keys
     output     (out, b, h, q_idx, d) -> out            of an element of such a row
 
-`softmax=False` takes scores as the weights of the values.
+query, key and value are vector hooks, row_state and output are row hooks. `softmax=False` takes
+scores as the weights of the values.
 """
 
 from __future__ import annotations
@@ -25,13 +29,14 @@ from cute_attn.variants import analysis, indices
 from cute_attn.variants.band import Band
 from cute_attn.variants.blocks import BlockTest, block_test
 from cute_attn.variants.evaluate import evaluate
-from cute_attn.variants.hook import Hook, both, traced
+from cute_attn.variants.hook import Hook, both, one_after_the_other, traced
 from cute_attn.variants.interval import WHOLE, Interval
 from cute_attn.variants.parameters import Parameter, join, scalars_of, tensors_of
-from cute_attn.variants.program import ROLES, ROW_ROLES
+from cute_attn.variants.program import ROLES, ROW_ROLES, VECTOR_ROLES
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.show import show
 from cute_attn.variants.tensor import Tensor
+from cute_attn.variants.vectors import across
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -43,6 +48,7 @@ class Variant:
         mask: hook, or None: every key within the request is visible.
         logits: hook, or None: the scaled score is used as it is. Without softmax it returns the
             weight of the key.
+        query, key, value: vector hooks, or None: rows are used as they are.
         scalars: run-time numbers of the hooks.
         band: where keys can be visible at all.
         band_is_mask: True if the mask keeps everything inside the band, so that KV blocks that lie
@@ -62,6 +68,9 @@ class Variant:
     band: Band
     band_is_mask: bool
     tensors: tuple[Tensor, ...]
+    query: Hook | None
+    key: Hook | None
+    value: Hook | None
     row_state: Hook | None
     output: Hook | None
     softmax: bool
@@ -72,6 +81,9 @@ class Variant:
         mask: Callable[..., Any] | Hook | None = None,
         logits: Callable[..., Any] | Hook | None = None,
         *,
+        query: Callable[..., Any] | None = None,
+        key: Callable[..., Any] | None = None,
+        value: Callable[..., Any] | None = None,
         row_state: Callable[..., Any] | Hook | None = None,
         output: Callable[..., Any] | Hook | None = None,
         softmax: bool = True,
@@ -85,6 +97,7 @@ class Variant:
             name: a C identifier.
             mask: Python function of (b, h, q_idx, kv_idx) and parameters, traced now, or a `Hook`.
             logits: the same of (score, b, h, q_idx, kv_idx).
+            query, key, value: Python functions of (x, b, h, pos), x a row: see `vectors`.
             row_state: the same of (lse, b, h, q_idx).
             output: the same of (out, b, h, q_idx, d), d the column of the output.
             softmax: whether weights are the softmax of the scores, or the scores.
@@ -108,7 +121,10 @@ class Variant:
                 )
         parameters = join((), tuple(params))
         hooks: dict[str, Hook | None] = {}
-        functions = {"mask": mask, "logits": logits, "row_state": row_state, "output": output}
+        functions = {
+            "mask": mask, "logits": logits, "query": query, "key": key, "value": value,
+            "row_state": row_state, "output": output,
+        }  # fmt: skip
         for role, given in functions.items():
             hook = hooks[role] = _hook(name, role, given, parameters)
             if hook is not None and hook.program is not None:
@@ -155,6 +171,17 @@ class Variant:
         """The hooks that it has, by role."""
         found = {role: getattr(self, role) for role in ROLES}
         return {role: hook for role, hook in found.items() if hook is not None}
+
+    @property
+    def vector_hooks(self) -> dict[str, Hook]:
+        """Those of whole rows, by role: "query", "key", "value"."""
+        return {role: hook for role, hook in self.hooks.items() if role in VECTOR_ROLES}
+
+    def check_head_dims(self, head_dim_qk: int, head_dim_vo: int) -> None:
+        """Raises ValueError if rows of so many elements have not the pairs that a hook takes."""
+        for role, hook in self.vector_hooks.items():
+            if hook.program is not None and (pairing := across(hook.program.result).pairing):
+                pairing.within(head_dim_vo if role == "value" else head_dim_qk)
 
     @property
     def finish(self) -> Variant | None:
@@ -233,14 +260,15 @@ class Variant:
             rows: the same of hooks on rows; None: there are no rows.
         """
         left, right = self.band.resolve(scalars)
+        points = {name: (float(v), float(v)) for name, v in scalars.items()}
         for role, hook in self.hooks.items():
             leaves = rows if role in ROW_ROLES else scores
             if leaves is None:
                 continue
+            own = indices.of_role(role, leaves)
             for part in hook.parts or (hook,):
                 if part.program is not None:
-                    points = {name: (float(v), float(v)) for name, v in scalars.items()}
-                    indices.check(part.program, shapes, {**points, **leaves}, (-right, left))
+                    indices.check(part.program, shapes, {**points, **own}, (-right, left))
 
     def classify(
         self,
@@ -366,9 +394,14 @@ class Variant:
         return show(self)
 
     def __and__(self, other: Variant) -> Variant:
-        """Both: a key must pass both masks; only one of the two may have another hook. Without
-        softmax if one of them is."""
-        for role in self.hooks.keys() & other.hooks.keys() - {"mask"}:
+        """Both: a key must pass both masks; rows go through the vector hooks of this one, then
+        through the other's; only one of the two may have another hook. Without softmax if one of
+        them is.
+
+        Raises:
+            ValueError: the two cannot be one.
+        """
+        for role in self.hooks.keys() & other.hooks.keys() - {"mask", *VECTOR_ROLES}:
             what = role.replace("_", " ")
             raise ValueError(f"{self.name!r} and {other.name!r} both transform {what}")
         name, mask = f"{self.name}_{other.name}", both(self.mask, other.mask)
@@ -377,11 +410,21 @@ class Variant:
         if mask is not None and mask.program is not None:
             bands = _bands(name, mask, parameters, None, None)
         hooks = {**self.hooks, **other.hooks, "mask": mask}
+        for role in VECTOR_ROLES:
+            try:
+                hooks[role] = one_after_the_other(getattr(self, role), getattr(other, role))
+            except ValueError as error:
+                raise ValueError(
+                    f"{self.name!r} and {other.name!r} both transform the {role}: {error}"
+                ) from None
         softmax = self.softmax and other.softmax
         return Variant.__new__(Variant)._set(name, hooks, softmax, parameters, *bands)
 
 
-_PLAIN = {"tensors": (), "row_state": None, "output": None, "softmax": True}
+_PLAIN = {
+    "tensors": (), "query": None, "key": None, "value": None, "row_state": None, "output": None,
+    "softmax": True,
+}  # fmt: skip
 """Fields that are not shown where they are this."""
 
 
@@ -405,11 +448,16 @@ def _hook(
                     f"the {role} of variant {name!r} is hook {given.name!r}, which was traced as"
                     f" {part.program.role}"
                 )
+            if part.program is None and role in VECTOR_ROLES:
+                raise ValueError(
+                    f"the {role} of variant {name!r} is C++ text; it takes a function, to be traced"
+                )
         return given
     if not callable(given):
         raise TypeError(
             f"the {role} of variant {name!r} is a {type(given).__name__}; it takes a function of"
-            f" ({', '.join(ROLES[role])}) or a Hook of C++ text"
+            f" ({', '.join(ROLES[role])})"
+            + ("" if role in VECTOR_ROLES else " or a Hook of C++ text")
         )
     return traced(role, given, parameters)
 

@@ -1,7 +1,7 @@
 """Variants beside our own plain kernels and FlexAttention (section V).
 
 Prefill, 16 heads, head_dim 128, ragged, with the names of the peers' records; and decode of 64
-requests of 8k keys, 32/8 heads, over pages of 16.
+requests of 8k keys, 32/8 heads, over pages of 16. Section R: StreamingLLM decode, 40 heads.
 """
 
 from __future__ import annotations
@@ -26,14 +26,22 @@ from cute_attn import (
     full,
     prefix_lm,
     relative_bias,
+    rope,
     sigmoid_attention,
     sliding_window,
     soft_cap,
+    streaming_llm,
 )
 from cute_attn.api.dispatch import tiles_per_sm
 from cute_attn.scheduler.constants import H200
 
 SHAPES = {"b4 s4096": (4, 4096), "b1 s16384": (1, 16384)}
+ROPE_SHAPES = {"b2 s8192": (2, 8192)}
+"""Beside SHAPES, of rotary embedding and of what it is compared with."""
+WITH_ROPE = ("causal", "rope")
+STREAMING = [(batch, window) for window in (1024, 2048, 4096) for batch in (1, 16, 64)]
+"""Requests and keys of section R."""
+STREAMING_HEADS, SINKS = 40, 4
 HEADS, DIM = 16, 128
 WINDOW, DOCUMENT, CAP, REACH = 1024, 700, 30.0, 128
 DECODE_REQUESTS, DECODE_KEYS, DECODE_HEADS, DECODE_KV_HEADS = 64, 8192, 32, 8
@@ -43,6 +51,8 @@ Keep = Callable[[Any, Any], Any]
 """(query positions, key positions) -> visible."""
 Bend = Callable[[torch.Tensor, Any, Any, Any], torch.Tensor]
 """(scores, heads, query positions, key positions) -> scores."""
+Rows = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(queries or keys (heads, length, dim), positions (length,)) -> the same, transformed."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,7 @@ class VariantCase:
     Attributes:
         variant: what is measured.
         keep, bend: the formula.
+        rows: what becomes of queries and keys in it.
         sinks: (heads,) logits that take part in the softmax, or None.
         softmax: False: scores are weights.
         scalars: of the variant.
@@ -61,6 +72,7 @@ class VariantCase:
     variant: Variant
     keep: Keep
     bend: Bend = field(default=lambda scores, h, i, j: scores)
+    rows: Rows = field(default=lambda x, positions: x)
     sinks: torch.Tensor | None = None
     softmax: bool = True
     scalars: dict[str, float | int] = field(default_factory=dict)
@@ -73,6 +85,29 @@ def _all(i: Any, j: Any) -> Any:
 
 def _past(i: Any, j: Any) -> Any:
     return j <= i
+
+
+def _turned(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding in halves, base 10,000."""
+    half = x.shape[-1] // 2
+    frequency = 10000.0 ** (-torch.arange(half, dtype=torch.float64, device=x.device) / half)
+    angle = positions.double()[:, None] * frequency
+    cosine, sine = angle.cos().to(x), angle.sin().to(x)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1)
+
+
+def streaming_cases(window: int) -> dict[str, VariantCase]:
+    """Section R: the cache holds sinks and window; beside it attention without an embedding."""
+    return {
+        "streaming": VariantCase(
+            streaming_llm(),
+            _past,
+            rows=_turned,
+            scalars={"sinks": SINKS, "window": window - SINKS},
+        ),
+        "plain": VariantCase(causal(), _past),
+    }
 
 
 def variant_cases(requests: int, length: int, heads: int) -> dict[str, VariantCase]:
@@ -118,6 +153,7 @@ def variant_cases(requests: int, length: int, heads: int) -> dict[str, VariantCa
         "relative": VariantCase(
             causal() & relative_bias(REACH), _past, with_bias, tensors={"bias": bias}
         ),
+        "rope": VariantCase(causal() & rope(), _past, rows=_turned),
         "sinks": VariantCase(
             causal() & attention_sinks(), _past, sinks=sinks, tensors={"sink": sinks}
         ),
@@ -132,7 +168,7 @@ def variant_cases(requests: int, length: int, heads: int) -> dict[str, VariantCa
 
 
 def variant_specs(arch: str) -> list[KernelSpec]:
-    """Kernels of section V on a device of `arch`."""
+    """Kernels of sections V and R on a device of `arch`."""
     group = DECODE_HEADS // DECODE_KV_HEADS
     tokens = np.ones(DECODE_REQUESTS, np.int64)
     tiles = tiles_per_sm(tokens, group, DECODE_KV_HEADS, H200.sms)
@@ -142,6 +178,11 @@ def variant_specs(arch: str) -> list[KernelSpec]:
         found += [choose(prefill, rows=None, long=long) for long in (False, True)]
         decode = Problem(arch, "bf16", DIM, DIM, group, case.variant, PAGE_SIZE)
         found.append(choose(decode, rows=group, tiles_per_sm=tiles))
+    for batch, window in STREAMING:
+        tiles = tiles_per_sm(np.ones(batch, np.int64), 1, STREAMING_HEADS, H200.sms)
+        for case in streaming_cases(window).values():
+            decode = Problem(arch, "bf16", DIM, DIM, 1, case.variant, PAGE_SIZE)
+            found.append(choose(decode, rows=1, tiles_per_sm=tiles))
     return list(dict.fromkeys(found))
 
 

@@ -9,15 +9,19 @@ import pytest
 from cute_attn import ampere
 from cute_attn.ampere.tiles import register_limit
 from cute_attn.codegen.spec import KernelSpec
+from cute_attn.codegen.vector_hooks import is_heavy, turns_bytes
 from cute_attn.runtime import CompiledKernel, CompileRequest, build_kernel, count_opcodes
 from cute_attn.variants import (
     Variant,
     attention_sinks,
     causal,
     full,
+    qk_norm,
+    rope,
     sigmoid_attention,
     sliding_window,
     soft_cap,
+    streaming_llm,
 )
 from tests.ampere.specs import ARCHS, HEAD_DIMS, SCHEDULES, even_keys, make_spec, sinks
 
@@ -111,6 +115,36 @@ SKIPPING = [
 ]
 
 
+WITH_VECTORS = [
+    make_spec(
+        schedule,
+        arch=arch,
+        head_dim=head_dim,
+        loader=loader,
+        group=4,
+        variant=variant,
+        tile=ampere.tiles(
+            arch,
+            schedule,
+            head_dim,
+            8,
+            turns=turns_bytes(variant, head_dim, head_dim),
+            heavy=is_heavy(variant, head_dim, head_dim),
+        ),
+    )
+    for schedule, arch, head_dim, (loader, variant) in itertools.product(
+        SCHEDULES,
+        ("sm_80", "sm_86", "sm_90"),
+        HEAD_DIMS,
+        (
+            ("paged", causal() & rope()),
+            ("ragged", streaming_llm()),
+            ("paged", causal() & qk_norm() & rope(layout="interleaved", rotary_dim=32)),
+        ),
+    )
+]
+
+
 @pytest.mark.parametrize("spec", REPRESENTATIVE, ids=lambda s: s.name)
 def test_compiles_clean(spec: KernelSpec) -> None:
     assert_clean(spec)
@@ -129,12 +163,27 @@ def test_matrix_compiles_clean(spec: KernelSpec) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", FURTHER_VARIANTS, ids=lambda s: s.name)
 def test_further_variants_hardly_spill(spec: KernelSpec) -> None:
+    hardly_spills(spec)
+
+
+def hardly_spills(spec: KernelSpec) -> None:
     # Tiles of head_dim 128 use every register (128 output, 64 scores). Masks with more arguments
     # than causal's may push a few addresses out of them.
     resources = build(spec).resources
     allowed = {("ampere_tile", 128): 16}
     assert resources.spill_store_bytes <= allowed.get((spec.schedule, spec.head_dim_qk), 0)
     assert resources.registers <= register_limit(spec.tile)
+
+
+def test_vector_hooks_compile_clean() -> None:
+    for spec in (s for s in WITH_VECTORS if s.arch == "sm_80" and s.head_dim_qk == 128):
+        hardly_spills(spec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", WITH_VECTORS, ids=lambda s: s.name)
+def test_vector_hooks_hardly_spill(spec: KernelSpec) -> None:
+    hardly_spills(spec)
 
 
 @pytest.mark.parametrize("spec", REPRESENTATIVE[:6:3], ids=lambda s: s.name)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cute_attn import ampere
-from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
+from cute_attn.variants import Variant, causal, full, qk_norm, rope, sliding_window, soft_cap
 from tests.ampere.specs import SCHEDULES, even_keys, make_spec
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,14 @@ def clang_format(text: str) -> str:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
     "variant",
-    [full(), causal(), causal() & sliding_window(), causal() & soft_cap(), even_keys()],
+    [
+        full(),
+        causal(),
+        causal() & sliding_window(),
+        causal() & soft_cap(),
+        even_keys(),
+        causal() & qk_norm() & rope(rotary_dim=32),
+    ],
     ids=lambda v: v.name,
 )
 @pytest.mark.parametrize("loader", ["ragged", "paged"])
@@ -46,4 +53,5 @@ def test_clang_format_has_nothing_to_say(
     text = re.sub(
         r"CUTE_DEVICE \w+ variant_\w+\(.*?\n\}\n", "bool hook();\n", text, flags=re.DOTALL
     )
+    text = re.sub(r"struct \w+Hook .*?\n\};\n", "struct Hook;\n", text, flags=re.DOTALL)
     assert text.splitlines() == clang_format(text).splitlines()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import re
 from pathlib import Path
 from typing import Any
 
-from cute_attn.variants import builtin
+from cute_attn.variants import builtin, positions
 
 PAGE = Path(__file__).parents[2] / "docs" / "variants.md"
 
@@ -38,10 +39,12 @@ def test_the_examples_run() -> None:
 
 
 def test_every_built_in_is_named() -> None:
-    (line,) = (x for x in PAGE.read_text().splitlines() if x.startswith("`full`, `causal`"))
+    text = PAGE.read_text()
+    built_ins = text[text.index("## Built-ins") :]
     public = {
         name
-        for name, x in vars(builtin).items()
-        if callable(x) and getattr(x, "__module__", "") == builtin.__name__
+        for module in (builtin, positions)
+        for name, x in vars(module).items()
+        if inspect.isfunction(x) and x.__module__ == module.__name__ and name[0] != "_"
     }
-    assert set(re.findall(r"`(\w+)`", line)) == public
+    assert set(re.findall(r"`(\w+)`", built_ins)) == public

@@ -50,7 +50,7 @@ def all_operations(
 ) -> Any:
     total = score * slope - score / (1.0 + abs(score)) + score / slope + -score
     for name in functions.__all__:
-        if name not in ("where", "minimum", "maximum", "clamp"):
+        if name not in ("where", "minimum", "maximum", "clamp", "turn"):
             total = total + getattr(functions, name)(score + 0.5)
     total = total + functions.clamp(total, -8, 8) + (abs(score) + 1) ** 0.3
     distance = q_idx - kv_idx

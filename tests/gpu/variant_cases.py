@@ -26,10 +26,13 @@ from cute_attn import (
     document_mask,
     pack_masks,
     prefix_lm,
+    qk_norm,
     relative_bias,
+    rope,
     sigmoid_attention,
     sliding_window,
     soft_cap,
+    streaming_llm,
     tree_mask,
 )
 from cute_attn.api.dispatch import tiles_per_sm
@@ -66,6 +69,10 @@ class VariantCase:
         softmax: False: scores are weights.
         scalars, tensors: of the variant.
         of_lengths: further tensors, from (q_len, kv_len) of the requests.
+        query, key, value: what becomes of rows in the dense formula, of (x, b, positions): x
+            (heads, positions, dim); None: nothing.
+        dim: head_dim.
+        page_size: None: ragged.
     """
 
     variant: Variant
@@ -77,6 +84,11 @@ class VariantCase:
     scalars: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     of_lengths: Callable[[list[int], list[int]], dict[str, torch.Tensor]] = lambda q, kv: {}
+    query: Dense | None = None
+    key: Dense | None = None
+    value: Dense | None = None
+    dim: int = DIM
+    page_size: int | None = None
 
 
 def random(seed: int, *shape: int) -> torch.Tensor:
@@ -127,6 +139,35 @@ def any_keys(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, allowed: Any) -> Any:
 
 def prefixes(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, prefix: Any) -> Any:
     return (kv_idx <= q_idx) | (kv_idx < prefix[b])
+
+
+def turned(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    layout: str = "half",
+    theta: float = 10000.0,
+    dim: int | None = None,
+) -> torch.Tensor:
+    """Rotary embedding, as complex numbers times e^(i position theta^(-2 k / dim))."""
+    dim = dim or x.shape[-1]
+    frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=x.device) / dim)
+    angle = positions.double()[..., None] * frequency
+    head = x[..., :dim]
+    shape = (*head.shape[:-1], 2, dim // 2) if layout == "half" else (*head.shape[:-1], dim // 2, 2)
+    axis = -2 if layout == "half" else -1
+    a, b = head.reshape(shape).unbind(axis)
+    z = torch.complex(a, b) * torch.polar(torch.ones_like(angle), angle)
+    pairs = torch.stack([z.real, z.imag], axis).reshape(head.shape)
+    return torch.cat([pairs, x[..., dim:]], -1)
+
+
+def rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], _on(weight, x).double(), eps)
+
+
+def channel_scale(x: Any, b: Any, h: Any, pos: Any, *, v_scale: Any) -> Any:
+    return x * v_scale[h, x.index]
 
 
 def gated(out: Any, b: Any, h: Any, q_idx: Any, d: Any, *, gate: Any, shift: float = 0.2) -> Any:
@@ -220,6 +261,10 @@ FEW_DOCUMENTS = (
 KEPT = torch.arange(LONGEST).sub(torch.tensor([[200], [100], [0]])).abs() > 90
 WINDOWS = torch.tensor([3, 500, 40, 90, 1, 0, 200, 70], dtype=torch.int32)
 PREFIX = torch.tensor([90, 0, 170], dtype=torch.int32)
+WEIGHTS = 1 + 0.3 * random(7, 2, 128)
+V_SCALE = 1 + 0.5 * random(8, KV_HEADS, 128)
+# Positions of some other order, as far as 10^5.
+PLACES = (random(9, 3, LONGEST).argsort(-1) * 251).int()
 
 
 def _seen(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -417,17 +462,138 @@ PAGED = frozenset(list(CASES)[::2])
 """Those with pages of 16 keys; the others are ragged."""
 
 
+def _vectors(variant: Variant, page_size: int | None, **rest: Any) -> VariantCase:
+    keep = rest.pop("keep", _seen)
+    return VariantCase(variant, keep, page_size=page_size, **rest)
+
+
+def _turned(x: torch.Tensor, b: int, positions: torch.Tensor) -> torch.Tensor:
+    return turned(x, positions)
+
+
+def _turned_far(x: torch.Tensor, b: int, positions: torch.Tensor) -> torch.Tensor:
+    return turned(x, positions, theta=500000.0)
+
+
+def _partly(x: torch.Tensor, b: int, positions: torch.Tensor) -> torch.Tensor:
+    return turned(x, positions, layout="interleaved", dim=32)
+
+
+def _at_places(x: torch.Tensor, b: int, positions: torch.Tensor) -> torch.Tensor:
+    return turned(x, _on(PLACES, x)[b, positions.clamp(min=0)])
+
+
+def _with_sink(lse: torch.Tensor, b: int, h: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return torch.logaddexp(lse, _on(SINK, lse)[h])
+
+
+def _norm_then_turned(n: int) -> Dense:
+    return lambda x, b, i: turned(rms(x, WEIGHTS[n, : x.shape[-1]], 0.01), i)
+
+
+NORM = {"q_norm_weight": WEIGHTS[0], "k_norm_weight": WEIGHTS[1]}
+CASES |= {
+    f"{name}_{page_size or 'ragged'}": _vectors(variant, page_size, **rest)
+    for page_size in (None, 1, 16)
+    for name, variant, rest in (
+        (
+            "rope",
+            causal() & rope(),
+            {"query": _turned_far, "key": _turned_far, "scalars": {"rope_theta": 5e5}, "dim": 128},
+        ),
+        ("rope_partly", causal() & rope(layout="interleaved", rotary_dim=32),
+         {"query": _partly, "key": _partly}),
+        ("rope_at", causal() & rope(positions=True),
+         {"query": _at_places, "key": _at_places,
+          "tensors": {"q_positions": PLACES, "k_positions": PLACES}}),
+        (
+            "qk_norm_rope",
+            causal() & qk_norm() & rope(),
+            {"query": _norm_then_turned(0), "key": _norm_then_turned(1), "tensors": NORM,
+             "scalars": {"norm_eps": 0.01}, "dim": 128},
+        ),
+        (
+            "streaming",
+            streaming_llm(sinks=3, window=60),
+            {"query": _turned, "key": _turned, "dim": 128,
+             "keep": lambda b, h, i, j: (j <= i) & ((j < 3) | (i - j < 60))},
+        ),
+        (
+            "values",
+            causal()
+            & Variant("values", value=channel_scale, params=[Tensor("v_scale", "f32", 2)]),
+            {"value": lambda x, b, i: x * _on(V_SCALE, x)[:, None], "dim": 128,
+             "tensors": {"v_scale": V_SCALE}},
+        ),
+        (
+            "rope_sinks",
+            causal() & rope() & attention_sinks(),
+            {"query": _turned, "key": _turned, "dim": 128, "state": _with_sink,
+             "tensors": {"sink": SINK}},
+        ),
+        (
+            "rope_sigmoid",
+            causal() & rope() & sigmoid_attention(LONGEST),
+            {"query": _turned, "key": _turned, "softmax": False,
+             "bend": lambda s, b, h, i, j: 1 / (1 + LONGEST * (-s).exp())},
+        ),
+        (
+            "rope_prefix",
+            prefix_lm() & rope(),
+            {"query": _turned, "key": _turned, "dim": 128,
+             "keep": lambda b, h, i, j: (j <= i) | (j < 210), "scalars": {"prefix_length": 210}},
+        ),
+        # Blocks are skipped by what a tensor holds, and values change as well.
+        (
+            "rope_documents",
+            causal() & document_mask() & rope()
+            & Variant("values", value=channel_scale, params=[Tensor("v_scale", "f32", 2)]),
+            {"query": _turned, "key": _turned, "dim": 128,
+             "value": lambda x, b, i: x * _on(V_SCALE, x)[:, None],
+             "keep": lambda b, h, i, j: (
+                 (j <= i) & (_on(DOCUMENTS, i)[b][i] == _on(DOCUMENTS, i)[b][j])
+             ),
+             "tensors": {"document": DOCUMENTS, "v_scale": V_SCALE}},
+        ),
+        (
+            "streaming_all",
+            streaming_llm(sinks=3, window=60) & soft_cap() & attention_sinks()
+            & Variant("gated", output=gated, params=[Tensor("gate", "f32", 2)]),
+            {"query": _turned, "key": _turned, "state": _with_sink, "finish": gated_on_tensors,
+             "bend": lambda s, b, h, i, j: 1.5 * (s / 1.5).tanh(),
+             "keep": lambda b, h, i, j: (j <= i) & ((j < 3) | (i - j < 60)),
+             "scalars": {"logits_soft_cap": 1.5, "shift": 0.3},
+             "tensors": {"sink": SINK, "gate": GATE}},
+        ),
+    )
+}  # fmt: skip
+"""Vector hooks, with keys that lie in every way."""
+
+
+def page_size_of(name: str) -> int | None:
+    """Tokens per page of a case; None: ragged."""
+    return 16 if name in PAGED else CASES[name].page_size
+
+
 def dense(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b: int, case: VariantCase
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse of one request, (length, heads, dim), the last query at the last key; lse is 0
-    without softmax."""
+    without softmax. Products take rows of the dtype of q, so transformed rows are rounded to it."""
+    dtype = q.dtype
     q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
+    at = torch.arange(k.shape[1], device=q.device)
+    if case.query is not None:
+        q = case.query(q, b, at[k.shape[1] - q.shape[1] :]).to(dtype).double()
+    if case.key is not None:
+        k = case.key(k, b, at).to(dtype).double()
+    if case.value is not None:
+        v = case.value(v, b, at).to(dtype).double()
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 0) for x in (k, v))
     i = torch.arange(q.shape[1], device=q.device)[:, None] + k.shape[1] - q.shape[1]
     j = torch.arange(k.shape[1], device=q.device)[None, :]
     h = torch.arange(HEADS, device=q.device)[:, None, None]
-    scores = q @ k.mT * DIM**-0.5
+    scores = q @ k.mT * q.shape[-1] ** -0.5
     if case.bend is not None:
         scores = case.bend(scores, b, h, i, j)
     if case.keep is not None:
@@ -441,7 +607,7 @@ def dense(
         p = (scores - lse.nan_to_num(neginf=0.0)[..., None]).exp()
     out = p @ v
     if case.finish is not None:
-        out = case.finish(out, b, h, i, torch.arange(DIM, device=q.device))
+        out = case.finish(out, b, h, i, torch.arange(v.shape[-1], device=q.device))
     return out.transpose(0, 1), lse.transpose(0, 1)
 
 
@@ -464,19 +630,19 @@ def outputs(
         device, dtype: of q, k and v.
         schedule: kernel family, or None.
         with_plan: tensors are given to plan(), else to run().
-        page_size: None: ragged; -1: ragged, or 16 for those of PAGED.
+        page_size: None: ragged; -1: that of the case.
         batch_invariant: as of `BatchAttention`.
     """
     case, (q_len, kv_len) = CASES[name], ROW_LENGTHS[phase]
     rows, keys = ([0, *itertools.accumulate(x)] for x in (q_len, kv_len))
-    q = random(0, rows[-1], HEADS, DIM).to(device, dtype)
-    k, v = (random(s, keys[-1], KV_HEADS, DIM).to(device, dtype) for s in (1, 2))
+    q = random(0, rows[-1], HEADS, case.dim).to(device, dtype)
+    k, v = (random(s, keys[-1], KV_HEADS, case.dim).to(device, dtype) for s in (1, 2))
     given = {**case.tensors, **case.of_lengths(q_len, kv_len)}
     tensors = {name: x.to(device) for name, x in given.items()}
     batch = BatchAttention(
         HEADS,
         KV_HEADS,
-        DIM,
+        case.dim,
         dtype=dtype,
         variant=case.variant,
         device=device,
@@ -484,13 +650,10 @@ def outputs(
         batch_invariant=batch_invariant,
     )
     if page_size == -1:
-        page_size = 16 if name in PAGED else None
+        page_size = page_size_of(name)
     kv_format, cache = RaggedKV(keys), (k, v)
     if page_size is not None:
         kv_format, cache = _pages(k, v, keys, page_size)
-    given = tensors if with_plan else None
-    batch.plan(rows, kv_format, scalars=case.scalars, tensors=given)
-    kv_format, cache = _pages(k, v, keys) if name in PAGED else (RaggedKV(keys), (k, v))
     planned = tensors if with_plan else None
     batch.plan(rows, kv_format, scalars=case.scalars, tensors=planned)
     later = None if with_plan else tensors
@@ -528,8 +691,9 @@ def kernels(arch: str) -> list[KernelSpec]:
     specs = []
     for name, case in CASES.items():
         on_rows = name in ROW_CASES
-        for page_size in PAGE_SIZES if on_rows else (16 if name in PAGED else None,):
-            problem = Problem(arch, "bf16", DIM, DIM, HEADS // KV_HEADS, case.variant, page_size)
+        group, dim = HEADS // KV_HEADS, case.dim
+        for page_size in PAGE_SIZES if on_rows else (page_size_of(name),):
+            problem = Problem(arch, "bf16", dim, dim, group, case.variant, page_size)
             for q_len, _ in ROW_LENGTHS.values():
                 rows = max(q_len) * HEADS // KV_HEADS
                 tiles = tiles_per_sm(np.array(q_len), rows, KV_HEADS, H200.sms)

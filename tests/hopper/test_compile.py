@@ -21,9 +21,12 @@ from cute_attn.variants import (
     document_mask,
     full,
     prefix_lm,
+    qk_norm,
+    rope,
     sigmoid_attention,
     sliding_window,
     soft_cap,
+    streaming_llm,
 )
 
 Dims = int | tuple[int, int]  # head_dim, or (head_dim_qk, head_dim_vo)
@@ -131,6 +134,26 @@ MATRIX = [
 ]
 
 
+WITH_VECTORS = [
+    (128, "bf16", "ragged", 1, causal() & rope()),
+    (128, "bf16", "paged16", 4, causal() & rope()),
+    (128, "fp16", "gather", 3, causal() & qk_norm() & rope()),
+    (64, "bf16", "paged16", 4, streaming_llm()),
+    (256, "bf16", "ragged", 4, causal() & rope()),
+]
+ROWS_MATRIX = [
+    (dims, "bf16", loader, group, variant)
+    for dims in hopper.head_dims()
+    for loader, group in (("ragged", 1), ("paged16", 4), ("gather", 3))
+    for variant in (
+        causal() & rope(),
+        causal() & qk_norm() & rope(positions=True),
+        streaming_llm(),
+        causal() & soft_cap() & rope(layout="interleaved", rotary_dim=32),
+    )
+]
+
+
 def name(case: object) -> str:
     return case.name if isinstance(case, Variant) else str(case)
 
@@ -140,6 +163,20 @@ def name(case: object) -> str:
 )
 def test_compiles_clean(case: tuple[Dims, str, str, int, Variant]) -> None:
     assert_clean(build(*case))
+
+
+@pytest.mark.parametrize("case", WITH_VECTORS, ids=lambda c: "-".join(name(x) for x in c))
+def test_hooks_of_rows_compile_clean(case: tuple[Dims, str, str, int, Variant]) -> None:
+    assert_clean(build(*case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [None, hopper.FEW_ROWS])
+@pytest.mark.parametrize("case", ROWS_MATRIX, ids=lambda c: "-".join(name(x) for x in c))
+def test_matrix_of_rows_compiles_clean(
+    case: tuple[Dims, str, str, int, Variant], rows: int | None
+) -> None:
+    assert_clean(build(*case, rows=rows))
 
 
 @pytest.mark.parametrize("case", FEW_ROWS, ids=lambda c: "-".join(name(x) for x in c))
@@ -165,6 +202,17 @@ def test_sass_is_what_was_meant() -> None:
     assert opcodes["UTMALDG"] > 0 and "LDGSTS" not in opcodes  # Q, K and V by TMA
     assert opcodes["USETMAXREG"] == 2
     assert "LDL" not in opcodes and "STL" not in opcodes
+
+
+def test_a_row_s_turns_come_from_the_row_before() -> None:
+    """One cosine and sine of a pair per block and thread, then four multiply-adds a row."""
+    sass = build(128, "bf16", "ragged", 1, causal() & rope()).sass
+    found = []
+    for loop in re.split(r"(?m)^\.L_x_\d+:$", sass):
+        opcodes = count_opcodes(loop)
+        if opcodes["LDS"] and opcodes["STS"] and not opcodes["MUFU"] and opcodes["FFMA"]:
+            found.append(opcodes)
+    assert any(32 <= x["FFMA"] + x["FMUL"] <= 64 and x["F2FP"] == 8 for x in found)
 
 
 def test_products_have_the_true_width() -> None:

@@ -12,17 +12,24 @@ from cute_attn.api.dispatch import Problem
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.hopper.delays import INCLUDE, POINTS, expand, with_delays
 from cute_attn.runtime import count_opcodes
-from cute_attn.variants import causal, full
+from cute_attn.variants import Variant, causal, full, rope
 
 DELAY = re.compile(r" *random_delay\(\d+\);\n")
 
 
-def spec(page_size: int | None, group: int = 4, head_dim: int = 128) -> KernelSpec:
-    problem = Problem("sm_90a", "bf16", head_dim, head_dim, group, causal(), page_size)
+def spec(
+    page_size: int | None,
+    group: int = 4,
+    head_dim: int = 128,
+    variant: Variant | None = None,
+) -> KernelSpec:
+    variant = variant or causal()
+    problem = Problem("sm_90a", "bf16", head_dim, head_dim, group, variant, page_size)
     return choose(problem, rows=None)
 
 
 SPECS = [spec(*case) for case in ((None,), (None, 3), (16,), (3,), (3, 3), (3, 4, 256))]
+SPECS += [spec(16, variant=causal() & rope()), spec(3, variant=rope())]
 
 
 @pytest.mark.parametrize("plain", SPECS, ids=lambda s: s.name)

@@ -10,6 +10,7 @@ import pytest
 
 from cute_attn import hopper
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
+from cute_attn.codegen.vector_hooks import vector_hooks
 from cute_attn.variants import (
     Hook,
     Variant,
@@ -18,6 +19,7 @@ from cute_attn.variants import (
     causal,
     full,
     prefix_lm,
+    rope,
     sigmoid_attention,
     sliding_window,
     soft_cap,
@@ -290,6 +292,39 @@ def test_a_kernel_is_read_in_one_sitting(
             begin = next(i for i, line in enumerate(lines) if f"CUTE_DEVICE void {role}(" in line)
             indent = lines[begin].partition("CUTE_DEVICE")[0]
             assert lines[begin:].index(indent + "}") < limit, role
+
+
+@pytest.mark.parametrize("loader", ["ragged", "paged", "gather"])
+@pytest.mark.parametrize("dims", hopper.head_dims())
+def test_a_kernel_with_hooks_of_rows_is_no_longer(dims: tuple[int, int], loader: str) -> None:
+    """But for the variant's own hooks, and 5 lines where the producer is long."""
+    variant = causal() & rope()
+    for group in (1, 3, 4):
+        source = text(dims[0], loader, variant, group=group, head_dim_vo=dims[1])
+        without = source.replace(vector_hooks(variant, *dims).text, "")
+        assert without != source and len(without.splitlines()) < 400 + 5 * (loader == "gather")
+
+
+def test_transformers_stand_between_copies_and_consumers() -> None:
+    source = text(loader="paged", variant=causal() & rope())
+    producers, rest = source.split(
+        "// ---------------------------------------------------------------- transformers"
+    )
+    role, consumers = rest.split(
+        "// ---------------------------------------------------------------- consumers"
+    )
+    assert "smem.k_full" not in producers and "smem.q_full" not in producers
+    assert "copied" not in consumers.split("\nextern")[0]
+    for ring in ("q", "k"):
+        waits, hands = (role.index(f"{x}(smem.{ring}_") for x in ("await_copies", "hand_over"))
+        assert waits < role.index(f"smem.{ring}[") < hands
+    assert "v_copied" not in source and "smem.v_full, smem.v_empty" in source
+    assert "init_barriers(smem, 4, 4, 1, kConsumerWarps);" in source
+    assert "init_copied(smem.q_copied, 1, smem.k_copied, 1);" in source
+    values = text(variant=Variant("v", value=lambda x, b, h, pos: x * 2))
+    assert "smem.v_copied, smem.v_empty" in values and "k_copied" not in values
+    assert "Turns<" not in values and "NoTurns()" in values
+    assert "transform" not in text(loader="paged", variant=causal())
 
 
 def test_parameter_struct_matches_the_block() -> None:

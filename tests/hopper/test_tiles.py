@@ -9,23 +9,34 @@ import pytest
 from cute_attn.codegen.spec import Tile
 from cute_attn.hopper.tiles import (
     FEW_ROWS,
+    consumers,
     default_tile,
     fragment_registers,
     head_dims,
     long_keys,
     smem_bytes,
     tile_reasons,
+    transformer_registers,
 )
-from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
+from cute_attn.variants import (
+    Variant,
+    causal,
+    full,
+    qk_norm,
+    rope,
+    sliding_window,
+    soft_cap,
+)
 
 VARIANTS = [full(), causal(), causal() & sliding_window(), causal() & soft_cap()]
+ROWS = [causal() & rope(), causal() & qk_norm() & rope(), causal() & soft_cap() & rope()]
 
 
 @pytest.mark.parametrize("dims", head_dims())
 @pytest.mark.parametrize(
     ("loader", "page_size"), [("ragged", None), ("paged", 64), ("paged", 16), ("gather", 1)]
 )
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
+@pytest.mark.parametrize("variant", [*VARIANTS, *ROWS], ids=lambda v: v.name)
 @pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize("rows", [FEW_ROWS, None])
 def test_every_row_of_the_table_is_feasible(
@@ -38,8 +49,23 @@ def test_every_row_of_the_table_is_feasible(
 ) -> None:
     tile = default_tile(*dims, loader, variant, rows=rows, page_size=page_size, long=long)
     assert tile is not None
-    assert tile_reasons(tile, *dims) == []
+    assert tile_reasons(tile, *dims, variant) == []
     assert tile.kv % 16 == 0  # TMA boxes of pages of 16 tokens
+
+
+def test_transformers_have_what_the_others_leave() -> None:
+    """Of 512 registers for a thread of each of four warpgroups; one consumer leaves more."""
+    for variant, registers in ((rope(), 72), (qk_norm() & rope(), 104)):
+        tile = default_tile(128, 128, "ragged", variant)
+        assert tile is not None and tile.threads == 512 and consumers(tile, variant) == 2
+        assert transformer_registers(tile) == registers
+        assert 40 + registers + 2 * tile.consumer_registers == 512
+        few = default_tile(128, 128, "ragged", variant, rows=FEW_ROWS)
+        assert few is not None and few.threads == 384 and consumers(few, variant) == 1
+        assert transformer_registers(few) == 168  # as launched
+    tile = replace(tile, consumer_registers=232)
+    assert any("registers after setmaxnreg" in x for x in tile_reasons(tile, 128, 128, variant))
+    assert any("with vector hooks one transforms" in x for x in tile_reasons(tile, 128, 128))
 
 
 def test_queries_stay_in_registers_where_it_pays() -> None:

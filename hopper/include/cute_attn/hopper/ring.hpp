@@ -65,9 +65,9 @@ struct RingPosition {
 };
 
 // Initialises the barriers of a kernel's shared memory, by one thread: how many arrive at the full
-// barriers of Q, at those of K and V, and how many consumer warps there are.
+// barriers of Q, at those of K, at those of V, and how many consumer warps there are.
 template <class Smem>
-CUTE_DEVICE void init_barriers(Smem& smem, int q_full, int kv_full, int warps) {
+CUTE_DEVICE void init_barriers(Smem& smem, int q_full, int k_full, int v_full, int warps) {
   constexpr int kStagesQ = sizeof(smem.q_full) / sizeof(smem.q_full[0]);
   constexpr int kStages = sizeof(smem.k_full) / sizeof(smem.k_full[0]);
   CUTE_UNROLL
@@ -77,12 +77,18 @@ CUTE_DEVICE void init_barriers(Smem& smem, int q_full, int kv_full, int warps) {
   }
   CUTE_UNROLL
   for (int i = 0; i < kStages; ++i) {
-    smem.k_full[i].init(kv_full);
-    smem.v_full[i].init(kv_full);
+    smem.k_full[i].init(k_full);
+    smem.v_full[i].init(v_full);
     smem.k_empty[i].init(warps);
     smem.v_empty[i].init(warps);
   }
   cutlass::arch::fence_barrier_init();
+}
+
+// The same, where as many arrive for K as for V.
+template <class Smem>
+CUTE_DEVICE void init_barriers(Smem& smem, int q_full, int kv_full, int warps) {
+  init_barriers(smem, q_full, kv_full, kv_full, warps);
 }
 
 }  // namespace cute_attn

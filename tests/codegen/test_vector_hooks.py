@@ -1,0 +1,239 @@
+"""Vector hooks over swizzled tiles: the header and the generated structs, run on the host, do what
+the traced program does; and what is in the generated text."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cute_attn.abi import Field, ParameterBlock
+from cute_attn.codegen.attention_params import tensor_fields
+from cute_attn.codegen.hooks import cpp_hooks, hook_headers
+from cute_attn.codegen.params import cpp_struct
+from cute_attn.codegen.smem_tile import SmemTile
+from cute_attn.codegen.source import INCLUDE_DIR
+from cute_attn.codegen.vector_hooks import is_heavy, turns_bytes, vector_hooks, vector_reasons
+from cute_attn.variants import Tensor, Variant, YarnScaling, causal, qk_norm, rope
+from tests.codegen.host_block import COMPILER, CONFIG
+
+# The kernels' 16-bit elements on the host: bfloat16, rounded to nearest even.
+ELEMENTS = """
+#pragma once
+#include <cmath>
+#include <cstring>
+#include <cute/config.hpp>
+struct float2 { float x, y; };
+inline void sincospif(float x, float* s, float* c) { *s = sin(M_PI * x); *c = cos(M_PI * x); }
+inline float __sinf(float x) { return std::sin(x); }
+inline float __cosf(float x) { return std::cos(x); }
+inline float __int_as_float(unsigned x) { float y; std::memcpy(&y, &x, 4); return y; }
+inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
+inline long long __double2ll_rn(double x) { return x >= 0x1p63 ? INT64_MAX : std::llrint(x); }
+template <class T> T __ldg(T const* p) { return *p; }
+namespace cute_attn {
+struct bf16 { unsigned short bits; };
+inline float to_float(unsigned bits) { float x; bits <<= 16; std::memcpy(&x, &bits, 4); return x; }
+inline unsigned to_bits(float x) {
+  unsigned bits;
+  std::memcpy(&bits, &x, 4);
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+template <class Element> unsigned pack(float low, float high) {
+  return to_bits(low) | to_bits(high) << 16;
+}
+template <class Element> float2 unpack(unsigned x) {
+  return {to_float(x & 0xffff), to_float(x >> 16)};
+}
+}
+"""
+MAIN = """
+#include <thread>
+#include <vector>
+template <int kRows, int kColumns>
+struct Groups {
+  static constexpr int kGroupBytes = kColumns / 64 * 1024;
+  static constexpr int kChunkBytes = 1024;
+};
+static {{TURNS}} turns;
+extern "C" void run(Params const* params, void* tile, int rows, int b, int h, int first) {
+  {{FILL}}
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < kHostThreads; ++i) {
+    threads.emplace_back([=] {
+      threadIdx.x = i;
+      transform_rows<{{HOOK}}, {{LAYOUT}}, {{COLUMNS}}, kHostThreads, {{CONSECUTIVE}}>(
+          *params, static_cast<bf16*>(tile), rows, i, turns, {{PLACES}});
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+"""
+GROUP = 3  # query heads per KV head
+
+
+def library(
+    variant: Variant, role: str, tile: SmemTile, columns: int, threads: int, folder: Path
+) -> tuple[Callable[..., Any], ParameterBlock]:
+    """The transform of a tile by `threads` threads, and the layout of its parameters."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler")
+    fields = tuple(Field(s.name, s.kind, s.comment) for s in variant.scalars)
+    fields += tuple(f for t in variant.tensors for f in tensor_fields(t))
+    block = ParameterBlock(fields or (Field("unused", "i32", ""),))
+    hooks = vector_hooks(variant, columns, columns)
+    name, turns = f"{role.capitalize()}Hook", hooks.turns[role]
+    layout = f"{'Groups' if tile.by_groups else 'Chunks'}<{tile.rows}"
+    layout += f", {columns}>" if tile.by_groups else ">"
+    values = {
+        "TURNS": f"Turns<{name}>" if turns else "NoTurns",
+        "FILL": f"turns.fill(*params, VectorShare<{columns}, {threads}>::kRows, 0, 1);"
+        if turns
+        else "",
+        "HOOK": name,
+        "LAYOUT": layout,
+        "COLUMNS": str(columns),
+        "CONSECUTIVE": str(role != "query").lower(),
+        "PLACES": f"QueryPlaces<{GROUP}>{{b, h, 5, first}}"
+        if role == "query"
+        else "KeyPlaces{b, h, first}",
+    }
+    warps = ", ".join("Barrier(32)" for _ in range(threads // 32))
+    config = CONFIG.replace("= THREADS", f"= {threads}").replace("WARPS}", warps + "}")
+    struct = "\n".join(x for x in cpp_struct(block).splitlines() if not x.startswith("#define AT"))
+    struct = struct.replace("AT(", "offsetof(Params, ").replace("#undef AT", "")
+    includes = "".join(f"#include <{header}>\n" for header in hook_headers(variant))
+    text = f"#include <cstddef>\n#include <cute_attn/vector_hooks.hpp>\n{includes}"
+    text += f"using namespace cute_attn;\n{struct}\n{cpp_hooks(variant)}\n{hooks.text}\n"
+    text += re.sub(r"\{\{(\w+)\}\}", lambda m: values[m[1]], MAIN)
+    for path, content in (
+        ("cute/config.hpp", config),
+        ("cute_attn/elements.hpp", ELEMENTS),
+        ("rows.cpp", text),
+    ):
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(content)
+    command = [COMPILER, "-std=c++17", "-O1", "-pthread", "-shared", "-fPIC"]
+    command += ["-fno-strict-aliasing", f"-I{folder}", f"-I{INCLUDE_DIR}"]
+    command += [str(folder / "rows.cpp"), "-o", str(folder / "rows.so")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(folder / "rows.so")).run, block
+
+
+def to_bf16(x: np.ndarray) -> np.ndarray:
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16(x: np.ndarray) -> np.ndarray:
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def places(tile: SmemTile, columns: int) -> np.ndarray:
+    return np.array([[tile.offset(r, c) for c in range(columns)] for r in range(tile.rows)])
+
+
+def scaled_values(x: Any, b: Any, h: Any, pos: Any, *, scale: Any) -> Any:
+    return x * scale[h, x.index] + pos
+
+
+SCALED = Variant("scaled", value=scaled_values, params=[Tensor("scale", "f32", 2)])
+CASES = [
+    (rope(), "key", SmemTile(128, 128), 128, 128),
+    (rope(), "key", SmemTile(128, 128, by_groups=True), 128, 128),
+    (rope(), "key", SmemTile(16, 64), 64, 32),
+    (rope(), "key", SmemTile(16, 256), 256, 32),
+    (rope(), "query", SmemTile(64, 128), 128, 128),
+    (rope(), "key", SmemTile(96, 128), 80, 128),
+    (rope(layout="interleaved"), "key", SmemTile(48, 256), 192, 128),
+    (rope(layout="interleaved", rotary_dim=32), "key", SmemTile(64, 64), 64, 128),
+    (rope(rotary_dim=64, scaling=YarnScaling(8.0)), "query", SmemTile(16, 128), 128, 32),
+    (qk_norm() & rope(), "key", SmemTile(64, 128), 128, 64),
+    (qk_norm() & rope(positions=True), "query", SmemTile(16, 128), 96, 32),
+    (qk_norm(), "key", SmemTile(32, 128), 112, 32),
+    (SCALED, "value", SmemTile(64, 128, by_groups=True), 128, 128),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0].name}-{c[1]}-{c[3]}-{c[4]}")
+def test_the_tile_is_what_the_program_says(
+    case: tuple[Variant, str, SmemTile, int, int], tmp_path: Path
+) -> None:
+    variant, role, tile, columns, threads = case
+    rng = np.random.default_rng(columns)
+    run, block = library(variant, role, tile, columns, threads, tmp_path)
+    first, b, h = 100_003, 1, 2
+    tensors = {
+        t.name: rng.integers(0, 1 << 17, (2, first + 200)).astype(np.int32)
+        if t.kind == "i32"
+        else rng.standard_normal((16, columns)[2 - t.dims :]).astype(np.float32)
+        for t in variant.tensors
+    }
+    values = variant.values()
+    fields: dict[str, Any] = {**values}
+    for name, x in tensors.items():
+        fields[name] = x.ctypes.data
+        fields.update({f"{name}_stride_{i}": x.strides[i] // x.itemsize for i in range(x.ndim - 1)})
+        fields.update({f"{name}_size_{i}": x.shape[i] for i in range(x.ndim)})
+    params = block.structure(**fields)
+
+    rows = tile.rows - 3 if role == "query" else tile.rows
+    at = places(tile, columns)
+    memory = to_bf16(rng.standard_normal(tile.rows * tile.columns))
+    before = memory.copy()
+    run(ctypes.byref(params), memory.ctypes.data_as(ctypes.c_void_p), rows, b, h, first)
+
+    packed = np.arange(rows)
+    head, pos = np.full(rows, h), first + packed
+    if role == "query":
+        head, pos = h * GROUP + (5 + packed) % GROUP, first + (5 + packed) // GROUP
+    x = from_bf16(before[at[:rows]]).astype(np.float64)
+    expected = variant.vector_hooks[role](x, b, head, pos, **values, **tensors)
+    got = from_bf16(memory[at[:rows]])
+    np.testing.assert_allclose(got, expected, rtol=2**-8, atol=2e-5)
+    untouched = np.ones(memory.size, bool)
+    untouched[at[:rows]] = False
+    assert np.array_equal(memory[untouched], before[untouched])
+
+
+def test_one_struct_and_one_table_for_what_is_the_same() -> None:
+    hooks = vector_hooks(causal() & rope(), 128, 128)
+    assert "using QueryHook = KeyHook;" in hooks.text and hooks.tables == (
+        ("KeyHook", "key_turns"),
+    )
+    assert set(hooks.turns.values()) == {"key_turns"} and not hooks.tensors
+    assert (
+        turns_bytes(rope(), 128, 128) == 64 * 16 and turns_bytes(rope(rotary_dim=32), 64, 64) == 256
+    )
+    normed = vector_hooks(qk_norm() & rope(), 128, 128)
+    assert "struct QueryHook" in normed.text and normed.tables == (("KeyHook", "key_turns"),)
+    assert "element_of" not in normed.text  # all elements are in pairs
+    assert vector_hooks(qk_norm(), 128, 128).tables == () and turns_bytes(causal(), 128, 128) == 0
+    assert not vector_hooks(causal(), 128, 128)
+
+
+def test_frequencies_are_in_float64() -> None:
+    text = vector_hooks(rope(), 128, 128).text
+    assert "return exp2(-(double(pair) / double(head_dim >> 1)) * log2(rope_theta));" in text
+    assert "double const rope_theta = params.rope_theta;" in text
+
+
+def test_what_takes_more_registers() -> None:
+    assert not is_heavy(rope(), 128, 128) and not is_heavy(qk_norm(), 128, 128)
+    assert is_heavy(rope(rotary_dim=64), 128, 128) and not is_heavy(rope(rotary_dim=64), 64, 64)
+    assert is_heavy(qk_norm() & rope(), 128, 128)
+
+
+def test_reasons_name_the_argument() -> None:
+    assert vector_reasons(rope(), 128, 128) == []
+    (reason,) = vector_reasons(rope(rotary_dim=24), 128, 128)
+    assert "rotary_dim" in reason and "multiples of 16" in reason
+    (reason,) = vector_reasons(rope(rotary_dim=128), 64, 64)
+    assert "up to head_dim, which is 64" in reason
