@@ -89,6 +89,26 @@ def test_one_shot_calls_take_tensors() -> None:
     assert not torch.allclose(out, twice)
 
 
+def test_what_is_expected_changes_plans_and_no_result() -> None:
+    """Work is spread by it, whatever the tensors hold."""
+    batch = batch_of("documents")
+    q = random(0, 600, HEADS, DIM)
+    k, v = (random(s, 600, KV_HEADS, DIM) for s in (1, 2))
+    document = torch.zeros(1, 600, dtype=torch.int32)
+    own = torch.arange(600, dtype=torch.int32).clamp(max=300)[None]
+    plans, outs = [], []
+    for expected in (None, document, own):
+        given = None if expected is None else {"document": expected}
+        batch.plan([0, 600], RaggedKV([0, 600]), tensors={"document": document}, expected=given)
+        plans.append(batch.last_plan.block_costs.tolist())
+        outs.append(batch.run(q, k, v))
+    assert plans[1] != plans[2] and sum(plans[2]) < sum(plans[1])
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0], rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"expected has 'numbers'; variant 'causal_document' has"):
+        batch.plan([0, 600], RaggedKV([0, 600]), expected={"numbers": document})
+
+
 def test_wrong_tensors() -> None:
     batch, plan = batch_of("slopes"), ([0, 3], RaggedKV([0, 9]))
     q, k = random(0, 3, HEADS, DIM), random(1, 9, KV_HEADS, DIM)

@@ -34,6 +34,7 @@ CASES: dict[str, tuple[Variant, tuple[int, ...]]] = {
     "dense": (_variant("dense", "bool", 2, lambda b, h, q, k, *, x: x[q, k]), (100, 200)),
     "blocks": (_variant("blocks", "bool", 3, lambda b, h, q, k, *, x: x[h, q // 64, k // 8]),
                (2, 5, 40)),
+    "bits": (_variant("bits", "bits", 2, lambda b, h, q, k, *, x: x[b, k]), (3, 1024)),
     "columns": (_variant("columns", "i32", 2, lambda b, h, q, k, *, x: x[k, b] > 3), (90, 4)),
 }  # fmt: skip
 
@@ -163,9 +164,11 @@ def test_blocks_read_what_the_kernel_found(name: str, tmp_path: Path) -> None:
     if table.kind == "bool":
         wide = wide > (30 if len(shape) > 1 else 0)
     array = wide[..., :-3]  # rows are strided
+    if variant.tensors[0].kind == "bits":
+        wide = np.packbits(wide, axis=-1, bitorder="little")
     given = blocks(rng, table, shape)
     grid = block_ranges_grid((table,), {table.tensor: shape})
-    strides = [stride // array.itemsize for stride in array.strides]
+    strides = [stride // wide.itemsize for stride in wide.strides]
     sizes = [wide.nbytes, table.num_bytes(shape) // 8, len(given)]
     data = np.array(sizes, np.int32).tobytes() + np.array([*strides, *shape, *grid]).tobytes()
     (tmp_path / "input").write_bytes(data + wide.tobytes() + given.tobytes())

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from cute_attn import BatchAttention, RaggedKV
 from tests.gpu import oracle64
 from tests.gpu.check import BOUNDS, LSE_BOUND, ROW_BOUND
-from tests.gpu.variant_cases import CASES, LENGTHS, PAGE_SIZES, ROW_CASES, ROW_LENGTHS, outputs
+from tests.gpu.variant_cases import (
+    CASES,
+    DIM,
+    HEADS,
+    KV_HEADS,
+    LENGTHS,
+    LONGEST,
+    PAGE_SIZES,
+    ROW_CASES,
+    ROW_LENGTHS,
+    VariantCase,
+    dense,
+    outputs,
+    random,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -51,3 +67,39 @@ def test_hooks_on_rows(
     assert exact or CASES[name].finish is not None
     if lse is not None:
         assert torch.equal(lse.isneginf(), want_lse.isneginf())
+
+
+@pytest.mark.parametrize("phase", ["append", "decode"])
+def test_documents_change_between_replays(phase: str, device: torch.device) -> None:
+    """What may be skipped is found out anew in each replay."""
+    q_len, kv_len = LENGTHS[phase]
+    rows, keys = ([0, *itertools.accumulate(x)] for x in (q_len, kv_len))
+    q = random(0, rows[-1], HEADS, DIM).to(device, torch.bfloat16)
+    k, v = (random(s, keys[-1], KV_HEADS, DIM).to(device, torch.bfloat16) for s in (1, 2))
+    out, lse = torch.empty_like(q), torch.empty(rows[-1], HEADS, device=device)
+    document = torch.zeros(3, LONGEST, dtype=torch.int32, device=device)
+    batch = BatchAttention(
+        HEADS, KV_HEADS, DIM, variant=CASES["documents"].variant, device=device, cuda_graph=True
+    )
+    batch.plan(rows, RaggedKV(keys), tensors={"document": document})
+    batch.run(q, k, v, out=out, lse=lse)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        batch.run(q, k, v, out=out, lse=lse)
+    for longest in (LONGEST, 150, 9):
+        numbers = torch.arange(LONGEST, device=device).div(longest, rounding_mode="floor").int()
+        if longest == 150:
+            numbers = numbers.flip(0)
+        document.copy_(numbers)
+        out.fill_(torch.nan)
+        graph.replay()
+        case = VariantCase(
+            batch._shape.variant, lambda b, h, i, j, n=numbers: (j <= i) & (n[i] == n[j])
+        )
+        for b, (begin, end) in enumerate(itertools.pairwise(rows)):
+            own = slice(keys[b], keys[b + 1])
+            want, want_lse = dense(q[begin:end], k[own], v[own], b, case)
+            got = oracle64.errors(out[begin:end], lse[begin:end], want, want_lse)
+            err, row, far, exact = got
+            assert err <= BOUNDS["bf16"] and row <= ROW_BOUND and far <= LSE_BOUND and exact

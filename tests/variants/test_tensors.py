@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cute_attn.codegen.hooks import accessor
 from cute_attn.variants import (
     PARTIAL,
     Hook,
@@ -15,8 +16,11 @@ from cute_attn.variants import (
     TraceError,
     Variant,
     causal,
+    custom_mask,
     functions,
+    pack_masks,
 )
+from cute_attn.variants.tensor import index_shape
 
 BIAS = Tensor("bias", "f32", 2, "(heads, distances)")
 DOCUMENT = Tensor("document", "i32", 1, "(positions,)")
@@ -160,3 +164,39 @@ def test_text_hooks_read_tensors() -> None:
     variant = Variant("v", logits=hook, params=[BIAS])
     assert hook.reads("bias") and variant.logits is not None
     assert variant.logits(1.0, 0, 1, 0, 0, bias=TABLE) == 5
+
+
+def test_bits() -> None:
+    """Eight to a byte, the lowest first; of a row with more bits than are in use the rest is read
+    as well."""
+    bits = Tensor("allowed", "bits", 2)
+    kept = np.random.default_rng(3).random((5, 20)) < 0.5
+    packed = np.packbits(kept, axis=1, bitorder="little")
+    bits.check(packed)
+    assert bits.elements(packed)[:, :20].tolist() == kept.tolist()
+    assert index_shape(packed) == (5, 24) and index_shape(kept) == (5, 20)
+    variant = Variant("bits", mask=lambda b, h, q, k, *, allowed: allowed[q, k], params=[bits])
+    assert variant.mask is not None and variant.mask.cpp == "allowed(params, q_idx, kv_idx)"
+    text = accessor(bits)
+    assert "int64_t const bit = within(i1, params.allowed_size_1);" in text
+    assert "(__ldg(params.allowed + at0 + (bit >> 3)) >> (bit & 7) & 1) != 0" in text
+    with pytest.raises(TypeError, match="allowed has dtype bool; it takes uint8"):
+        bits.check(kept)
+
+
+def test_masks_are_packed_request_by_request() -> None:
+    """Rows follow one another; each request begins at a byte (FlashInfer's segments)."""
+    masks = [np.ones((2, 3)), np.array([[0, 1, 0, 0, 0, 0, 0, 0, 1]]), np.zeros((0, 7))]
+    tensors = pack_masks(masks)
+    assert tensors["mask_bits"].tolist() == [0b111111, 0b10, 0b1]
+    assert tensors["mask_begin"].tolist() == [0, 1, 3]
+    assert tensors["mask_query"].tolist() == [1, 8, 7]
+    assert tensors["mask_keys"].tolist() == [3, 9, 7]
+    mask = custom_mask().mask
+    assert mask is not None
+    arrays = {t.name: t.elements(tensors[t.name]) for t in custom_mask().tensors}
+    assert mask(1, 0, 8, np.arange(9), **arrays).tolist() == masks[1][0].astype(bool).tolist()
+    with pytest.raises(
+        ValueError, match=r"masks\[1\] has shape \(4,\); it takes \(q_len, kv_len\)"
+    ):
+        pack_masks([masks[0], np.ones(4)])
