@@ -146,6 +146,9 @@ _VECTORS_HEAVY = replace(_VECTORS, consumer_registers=184)
 # Registers beside the fragments, with hooks of scores and for such rows: of 44 some spill.
 HOOK_REGISTERS = 52
 _HEAVY_REGISTERS = 48
+# Keys per block with masks other than bands: of 16 keys more up to 90 bytes
+# spill. Tensors (addresses) and such rows take 16 keys more each.
+_VECTORS_MASK_KV = {(64, 64): 112, (80, 80): 112, (192, 192): 64}
 
 
 def _with_vectors(dims: tuple[int, int], variant: Variant, *, few: bool, hooks: bool) -> Tile:
@@ -159,6 +162,10 @@ def _with_vectors(dims: tuple[int, int], variant: Variant, *, few: bool, hooks: 
         tile = replace(tile, kv=_VECTORS_KV.get(dims, tile.kv))
     heavy = tile.consumer_registers == _VECTORS_HEAVY.consumer_registers
     need = HOOK_REGISTERS if hooks else _HEAVY_REGISTERS if heavy else MASK_REGISTERS
+    tensors = any(isinstance(p, Tensor) for p in variant.read_by("mask", "logits"))
+    if tensors or not variant.band_is_mask:
+        most = 128 if tile.threads == 384 else _VECTORS_MASK_KV.get(dims, 96)
+        tile = replace(tile, kv=min(tile.kv, most - 16 * tensors - 16 * heavy))
     while fragment_registers(tile, *dims) + need > tile.consumer_registers and tile.kv > 32:
         tile = replace(tile, kv=tile.kv - 16)
     return tile

@@ -34,6 +34,7 @@ inline void sincospif(float x, float* s, float* c) { *s = sin(M_PI * x); *c = co
 inline float __sinf(float x) { return std::sin(x); }
 inline float __cosf(float x) { return std::cos(x); }
 inline float __int_as_float(unsigned x) { float y; std::memcpy(&y, &x, 4); return y; }
+inline int __float_as_int(float x) { int y; std::memcpy(&y, &x, 4); return y; }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline long long __double2ll_rn(double x) { return x >= 0x1p63 ? INT64_MAX : std::llrint(x); }
 template <class T> T __ldg(T const* p) { return *p; }
