@@ -114,7 +114,8 @@ class _Truths:
             least, most = self._maker.element(x)
             if least is None or most is None:
                 return _UNKNOWN
-            return Truth(operate("ne", most, constant(0)), operate("ne", least, constant(0)))
+            # Above 0, not other than 0: an unknown range is that of all integers.
+            return Truth(operate("gt", most, constant(0)), operate("gt", least, constant(0)))
         if x.op == "not":
             inner = self.of(x.args[0])
             return Truth(negated(inner.all), negated(inner.some))

@@ -176,6 +176,8 @@ ON_TENSORS: dict[str, tuple[str, int, Callable[..., Any]]] = {
     "documents": ("i32", 2, documents),
     "padding": ("bool", 2, lambda b, h, q, k, *, x: x[b, k] & (k <= q)),
     "hidden": ("bool", 2, lambda b, h, q, k, *, x: ~x[b, k] | x[b, q]),
+    # Of a block around key 150 nothing is known.
+    "tree": ("bool", 2, lambda b, h, q, k, *, x: (k < 150) | x[q, k - 150]),
     "dense": ("bool", 2, lambda b, h, q, k, *, x: x[q, k]),
     "by head": ("i32", 2, lambda b, h, q, k, *, x: k > q - x[h, b]),
     "map": ("bool", 2, lambda b, h, q, k, *, x: (x[q // 8, k // 8] | (k < 4)) & (k <= q)),
