@@ -19,7 +19,6 @@ from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, has_dependent_launch
 from cute_attn.codegen.vector_hooks import turns_bytes, vector_hooks
-from cute_attn.variants import Tensor
 from cute_attn.variants.program import ROW_ROLES
 
 _HERE = Path(__file__).parent
@@ -62,7 +61,7 @@ def kernel(
         name_is_long=len(spec.name) > 100 - len("    (const __grid_constant__ Params params) {"),
         split_loop=spec.variant.band_is_mask,
         skips_blocks=spec.variant.block_test is not None,
-        mask_loads=any(isinstance(p, Tensor) for p in spec.variant.read_by("mask")),
+        mask_branches=not spec.variant.band_is_mask,
         # Blocks behind the one in work whose keys are on their way, or whose pages are looked up.
         known_ahead=max(spec.tile.stages - (spec.loader != "paged"), 1),
         description=[*_spec_lines(spec), *description, *_budget_lines(spec, smem)],
