@@ -100,7 +100,7 @@ SKIPPING = [
     (256, "fp16", "paged", 4, FIRST_AND_NEAR),
     ((192, 128), "bf16", "ragged", 1, causal() & chunked_local()),
     (128, "bf16", "ragged", 1, causal() & document_mask()),
-    (64, "bf16", "gather", 3, causal() & document_mask()),
+    (128, "bf16", "paged16", 4, causal() & document_mask()),
 ]
 FEW_ROWS = [
     (64, "bf16", "gather", 3, causal() & sliding_window()),
