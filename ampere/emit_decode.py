@@ -17,7 +17,7 @@ def emit_decode(spec: KernelSpec) -> GeneratedKernel:
     tile = spec.tile
     warps = tile.threads // 32
     compact = tile.q * spec.head_dim_qk >= 4096
-    heavy = is_heavy(spec.variant, spec.head_dim_qk, spec.head_dim_vo)
+    heavy = is_heavy(spec.variant, spec.head_dim_qk, spec.head_dim_vo, tile.q)
     return kernel(
         spec,
         "decode.cu.jinja",

@@ -118,10 +118,13 @@ def sums_before_pairs(variant: Variant) -> bool:
 
 
 @lru_cache(maxsize=64)
-def is_heavy(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> bool:
-    """Whether a vector hook takes more registers than turning all of its pairs: some elements are
-    in no pair, or there are sums over the row before pairs."""
+def is_heavy(variant: Variant, head_dim_qk: int, head_dim_vo: int, rows: int = 8) -> bool:
+    """Whether a variant with vector hooks takes more registers than turning all pairs does: some
+    elements are in no pair, there are sums over the row before pairs, or decode tiles of more than
+    eight `rows` choose the KV blocks that their mask leaves."""
     if sums_before_pairs(variant):
+        return True
+    if variant.vector_hooks and variant.block_test is not None and rows > 8:
         return True
     for role, hook in variant.vector_hooks.items():
         columns = head_dim_vo if role == "value" else head_dim_qk

@@ -269,7 +269,7 @@ def default_tile(
             rows,
             tiles_per_sm=tiles_per_sm,
             turns=turns_bytes(variant, *dims),
-            heavy=is_heavy(variant, *dims),
+            heavy=is_heavy(variant, *dims, rows or 8 if schedule == AMPERE_DECODE else 8),
         )
     except ValueError:  # not in the table
         return None

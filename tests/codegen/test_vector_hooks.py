@@ -20,7 +20,7 @@ from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.smem_tile import SmemTile
 from cute_attn.codegen.source import INCLUDE_DIR
 from cute_attn.codegen.vector_hooks import is_heavy, turns_bytes, vector_hooks, vector_reasons
-from cute_attn.variants import Tensor, Variant, YarnScaling, causal, qk_norm, rope
+from cute_attn.variants import Tensor, Variant, YarnScaling, causal, qk_norm, rope, streaming_llm
 from tests.codegen.host_block import COMPILER, CONFIG
 
 # The kernels' 16-bit elements on the host: bfloat16, rounded to nearest even.
@@ -230,6 +230,9 @@ def test_what_takes_more_registers() -> None:
     assert not is_heavy(rope(), 128, 128) and not is_heavy(qk_norm(), 128, 128)
     assert is_heavy(rope(rotary_dim=64), 128, 128) and not is_heavy(rope(rotary_dim=64), 64, 64)
     assert is_heavy(qk_norm() & rope(), 128, 128)
+    # Decode tiles of sixteen rows that choose their KV blocks.
+    assert is_heavy(streaming_llm(), 128, 128, 16) and not is_heavy(streaming_llm(), 128, 128, 8)
+    assert not is_heavy(causal() & rope(), 128, 128, 16)
 
 
 def test_reasons_name_the_argument() -> None:
