@@ -102,7 +102,7 @@ def _entry(index: str, pool: int) -> str:
 def _entries(table: RangeTable, dim: int) -> str:
     """Entries in a dimension."""
     size, pool = f"params.{table.tensor}_size_{dim}", table.pools[dim]
-    return size if pool == 1 else f"(({size} + {pool - 1}) / {pool})"
+    return size if pool == 1 else f"(({size} - 1) / {pool} + 1)"
 
 
 def tensors_of(tables: Sequence[RangeTable], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

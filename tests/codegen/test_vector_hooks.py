@@ -37,7 +37,6 @@ inline float __int_as_float(unsigned x) { float y; std::memcpy(&y, &x, 4); retur
 inline int __float_as_int(float x) { int y; std::memcpy(&y, &x, 4); return y; }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline long long __double2ll_rn(double x) { return x >= 0x1p63 ? INT64_MAX : std::llrint(x); }
-template <class T> T __ldg(T const* p) { return *p; }
 namespace cute_attn {
 struct bf16 { unsigned short bits; };
 inline float to_float(unsigned bits) { float x; bits <<= 16; std::memcpy(&x, &bits, 4); return x; }

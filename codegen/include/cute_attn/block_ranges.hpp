@@ -35,7 +35,7 @@ CUTE_DEVICE Range range_over(Range const* table, int64_t row, int size, int firs
   bool const known = has_ranges<kPool>(first, last, size, 1 << kRangeLevels);
   int const begin = known ? first / kPool : 0, count = known ? last / kPool - begin + 1 : 1;
   int const level = min(31 - __clz(count), kRangeLevels - 1);
-  int const entries = (size + kPool - 1) / kPool;
+  int const entries = (size - 1) / kPool + 1;
   Range const* const windows = table + (row * kRangeLevels + level) * entries + begin;
   Range const found = join(windows[0], windows[count - (1 << level)]);
   return known ? found : any_elements();
@@ -52,7 +52,7 @@ struct RangeRow {
   template <class Element>
   CUTE_DEVICE static void make(Memory& memory, Range* table, int64_t row, int chunk, int size,
                                Element const& element) {
-    int const entries = (size + kPool - 1) / kPool, begin = chunk * kOutputs;
+    int const entries = (size - 1) / kPool + 1, begin = chunk * kOutputs;
     int const count = min(entries - begin, kEntries);
     if constexpr (kPool == 1) {
       for (int i = threadIdx.x; i < count; i += kThreads) memory[0][i] = element(begin + i);
@@ -64,7 +64,7 @@ struct RangeRow {
       CUTE_UNROLL
       for (int i = 0; i < kInFlight; ++i) {
         int const entry = begin + min(warp + i * (kThreads / 32), count - 1);
-        own[i] = element(min(entry * kPool + lane % kPool, size - 1));
+        own[i] = element(entry * kPool + min(lane % kPool, size - 1 - entry * kPool));
       }
       CUTE_UNROLL
       for (int i = 0; i < kInFlight; ++i) {
