@@ -141,7 +141,7 @@ WITH_VECTORS = [
     (64, "bf16", "paged16", 4, streaming_llm()),
     (256, "bf16", "ragged", 4, causal() & rope()),
 ]
-ROWS_MATRIX = [
+VECTORS_MATRIX = [
     (dims, "bf16", loader, group, variant)
     for dims in hopper.head_dims()
     for loader, group in (("ragged", 1), ("paged16", 4), ("gather", 3))
@@ -166,14 +166,14 @@ def test_compiles_clean(case: tuple[Dims, str, str, int, Variant]) -> None:
 
 
 @pytest.mark.parametrize("case", WITH_VECTORS, ids=lambda c: "-".join(name(x) for x in c))
-def test_hooks_of_rows_compile_clean(case: tuple[Dims, str, str, int, Variant]) -> None:
+def test_vector_hooks_compile_clean(case: tuple[Dims, str, str, int, Variant]) -> None:
     assert_clean(build(*case))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [None, hopper.FEW_ROWS])
-@pytest.mark.parametrize("case", ROWS_MATRIX, ids=lambda c: "-".join(name(x) for x in c))
-def test_matrix_of_rows_compiles_clean(
+@pytest.mark.parametrize("case", VECTORS_MATRIX, ids=lambda c: "-".join(name(x) for x in c))
+def test_matrix_of_vector_hooks_compiles_clean(
     case: tuple[Dims, str, str, int, Variant], rows: int | None
 ) -> None:
     assert_clean(build(*case, rows=rows))
