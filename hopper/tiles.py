@@ -164,7 +164,9 @@ def _with_vectors(dims: tuple[int, int], variant: Variant, *, few: bool, hooks: 
     need = HOOK_REGISTERS if hooks else _HEAVY_REGISTERS if heavy else MASK_REGISTERS
     tensors = any(isinstance(p, Tensor) for p in variant.read_by("mask", "logits"))
     if tensors or not variant.band_is_mask:
-        most = 128 if tile.threads == 384 else _VECTORS_MASK_KV.get(dims, 96)
+        most = _VECTORS_MASK_KV.get(dims, 96)
+        if tile.threads == 384:  # one consumer, of 240 registers
+            most = 64 if dims == (256, 256) else 112 if tensors else 128
         tile = replace(tile, kv=min(tile.kv, most - 16 * tensors - 16 * heavy))
     while fragment_registers(tile, *dims) + need > tile.consumer_registers and tile.kv > 32:
         tile = replace(tile, kv=tile.kv - 16)
