@@ -61,7 +61,6 @@ def kernel(
         name_is_long=len(spec.name) > 100 - len("    (const __grid_constant__ Params params) {"),
         split_loop=spec.variant.band_is_mask,
         skips_blocks=spec.variant.block_test is not None,
-        mask_branches=not spec.variant.band_is_mask,
         # Blocks behind the one in work whose keys are on their way, or whose pages are looked up.
         known_ahead=max(spec.tile.stages - (spec.loader != "paged"), 1),
         description=[*_spec_lines(spec), *description, *_budget_lines(spec, smem)],
