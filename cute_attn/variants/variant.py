@@ -24,12 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from cute_attn.abi import UNBOUNDED
-from cute_attn.variants import analysis, indices
+from cute_attn.variants import analysis, indices, visibility
 from cute_attn.variants.band import Band
 from cute_attn.variants.blocks import BlockTest, block_test
-from cute_attn.variants.evaluate import evaluate
-from cute_attn.variants.hook import Hook, both, one_after_the_other, traced
+from cute_attn.variants.given import bands_of, hook_of
+from cute_attn.variants.hook import Hook, both, one_after_the_other
 from cute_attn.variants.interval import WHOLE, Interval
 from cute_attn.variants.parameters import Parameter, join, scalars_of, tensors_of
 from cute_attn.variants.program import ROLES, ROW_ROLES, VECTOR_ROLES
@@ -126,10 +125,10 @@ class Variant:
             "row_state": row_state, "output": output,
         }  # fmt: skip
         for role, given in functions.items():
-            hook = hooks[role] = _hook(name, role, given, parameters)
+            hook = hooks[role] = hook_of(name, role, given, parameters)
             if hook is not None and hook.program is not None:
                 parameters = join(parameters, hook.program.parameters)
-        bands = _bands(name, hooks["mask"], parameters, band, band_is_mask)
+        bands = bands_of(name, hooks["mask"], parameters, band, band_is_mask)
         self._set(name, hooks, softmax, parameters, *bands)
 
     def _set(
@@ -290,15 +289,9 @@ class Variant:
         Returns:
             int8 array: `analysis.EMPTY` (0), `PARTIAL` (1: some, or not known) or `FULL` (2).
         """
+        corners = {"q_idx": q_idx, "kv_idx": kv_idx, "b": b, "h": h}
         values = self.values(scalars)
-        leaves: dict[str, Interval] = {"q_idx": _floats(q_idx), "kv_idx": _floats(kv_idx)}
-        for name, limits in (("b", b), ("h", h)):
-            if limits is not None:
-                leaves[name] = _floats(limits)
-        if self.mask is not None and self.mask.program is not None:
-            leaves.update({name: (float(v), float(v)) for name, v in values.items()})
-            return analysis.classify(self.mask.program.result, leaves)
-        return self._classify_by_band(leaves, values)
+        return visibility.classify(self.mask, self.band, self.band_is_mask, corners, values)
 
     @cached_property
     def block_test(self) -> BlockTest | None:
@@ -335,40 +328,17 @@ class Variant:
                 raise ValueError(f"expected has {name!r}; variant {self.name!r} has: {known}")
             tensor.check(x)
             arrays[name] = tensor.elements(x)
-        test = self.block_test
+        test, values = self.block_test, self.values(scalars)
         if test is None:
             return None
-        some, values = test.visible.some, self.values(scalars)
+        some = test.visible.some
         if any(t.name in some.reads and t.name not in arrays for t in self.tensors):
 
             def not_empty(q_idx: tuple[Any, Any], kv_idx: tuple[Any, Any], b: Any) -> Any:
                 return self.classify(q_idx, kv_idx, values, b=(b, b)) != analysis.EMPTY
 
             return not_empty
-        given: dict[str, Any] = {f"params.{name}": value for name, value in values.items()}
-        for table in test.tables:
-            array = arrays.get(table.tensor)
-            given[table.name] = table.expected if array is None else table.over(array)
-
-        def visible(q_idx: tuple[Any, Any], kv_idx: tuple[Any, Any], b: Any) -> Any:
-            corners = {"q_first": q_idx[0], "q_last": q_idx[1], "kv_first": kv_idx[0]}
-            corners |= {"kv_last": kv_idx[1], "b": b, "h_first": 0, "h_last": 1 << 30}
-            return evaluate(some, {**corners, **given, **arrays})
-
-        return visible
-
-    def _classify_by_band(
-        self, leaves: Mapping[str, Interval], values: Mapping[str, float | int]
-    ) -> Any:
-        left, right = (
-            np.inf if limit == UNBOUNDED else float(limit) for limit in self.band.resolve(values)
-        )
-        (q_first, q_last), (kv_first, kv_last) = leaves["q_idx"], leaves["kv_idx"]
-        outside = (kv_last < q_first - left) | (kv_first > q_last + right)
-        inside = (kv_first >= q_last - left) & (kv_last <= q_first + right)
-        full = inside & (self.mask is None or self.band_is_mask)
-        kind = np.where(full, analysis.FULL, analysis.PARTIAL)
-        return np.where(outside, analysis.EMPTY, kind).astype(np.int8)
+        return visibility.may_be_visible(test, values, arrays)
 
     def bake(self, **scalars: float | int) -> Variant:
         """With constants of the kernel in the place of scalars: another value is another kernel,
@@ -384,7 +354,7 @@ class Variant:
         bands = self.band.bake(values), self.band_is_mask
         mask = hooks.get("mask")
         if mask is not None and mask.program is not None:
-            bands = _bands(self.name, mask, parameters, None, None)
+            bands = bands_of(self.name, mask, parameters, None, None)
         return Variant.__new__(Variant)._set(self.name, hooks, self.softmax, parameters, *bands)
 
     def show(self) -> str:
@@ -408,7 +378,7 @@ class Variant:
         parameters = join(join(self.scalars, other.scalars), join(self.tensors, other.tensors))
         bands = self.band & other.band, self.band_is_mask and other.band_is_mask
         if mask is not None and mask.program is not None:
-            bands = _bands(name, mask, parameters, None, None)
+            bands = bands_of(name, mask, parameters, None, None)
         hooks = {**self.hooks, **other.hooks, "mask": mask}
         for role in VECTOR_ROLES:
             try:
@@ -426,65 +396,3 @@ _PLAIN = {
     "softmax": True,
 }  # fmt: skip
 """Fields that are not shown where they are this."""
-
-
-def _floats(limits: tuple[Any, Any]) -> Interval:
-    first, last = (np.asarray(x, np.float64) for x in limits)
-    return first, last
-
-
-def _hook(
-    name: str,
-    role: str,
-    given: Callable[..., Any] | Hook | None,
-    parameters: tuple[Parameter, ...],
-) -> Hook | None:
-    if given is None:
-        return None
-    if isinstance(given, Hook):
-        for part in given.parts or (given,):
-            if part.program is not None and part.program.role != role:
-                raise ValueError(
-                    f"the {role} of variant {name!r} is hook {given.name!r}, which was traced as"
-                    f" {part.program.role}"
-                )
-            if part.program is None and role in VECTOR_ROLES:
-                raise ValueError(
-                    f"the {role} of variant {name!r} is C++ text; it takes a function, to be traced"
-                )
-        return given
-    if not callable(given):
-        raise TypeError(
-            f"the {role} of variant {name!r} is a {type(given).__name__}; it takes a function of"
-            f" ({', '.join(ROLES[role])})"
-            + ("" if role in VECTOR_ROLES else " or a Hook of C++ text")
-        )
-    return traced(role, given, parameters)
-
-
-def _bands(
-    name: str,
-    mask: Hook | None,
-    parameters: tuple[Parameter, ...],
-    band: Band | None,
-    band_is_mask: bool | None,
-) -> tuple[Band, bool]:
-    """The band of a mask, and whether it is all of the mask."""
-    if mask is None or mask.program is not None:
-        if band is not None or band_is_mask is not None:
-            why = "has no mask hook" if mask is None else "derives it from its traced mask"
-            raise ValueError(f"variant {name!r} is given a band but {why}")
-        if mask is None:
-            return Band(), True
-        assert mask.program is not None
-        with mask.program.scalars_known():
-            known = analysis.band_of(mask.program.result)
-        return known.band, known.exact
-    band = band or Band()
-    integers = {s.name for s in scalars_of(parameters) if s.kind == "i32"}
-    if unknown := band.scalars() - integers:
-        raise ValueError(
-            f"the band of variant {name!r} is limited by {sorted(unknown)[0]!r}, which is none of "
-            f"its i32 scalars: {sorted(integers) or 'none'}"
-        )
-    return band, bool(band_is_mask)
