@@ -104,11 +104,22 @@ def attention_params(
     return ParameterBlock((*fields, *_variant_fields(variant)))
 
 
+_OWN = {
+    field.name
+    for group in (_ROWS, _KV_POINTERS, _TENSOR_MAPS, _PAGES, _GROUP_BOX, _COMMON)
+    for field in (*group, _Q_MAP, _BESIDE, _ARRIVALS)
+}
+
+
 def _variant_fields(variant: Variant) -> tuple[Field, ...]:
     fields = [Field(s.name, s.kind, s.comment) for s in variant.scalars]
     fields += [field for t in variant.tensors for field in tensor_fields(t)]
     if variant.block_test is not None:
         fields += map(table_field, variant.block_test.tables)
+    if taken := sorted(_OWN & {field.name for field in fields}):
+        raise ValueError(
+            f"variant {variant.name!r} has a parameter {taken[0]!r}, as kernels have one; rename it"
+        )
     return tuple(fields)
 
 

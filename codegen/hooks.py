@@ -28,6 +28,7 @@ from cute_attn.variants.program import ROW_ROLES, VECTOR_ROLES, Program
 _CPP = {"f32": "float", "i32": "int32_t"}
 _BACK = "#line back"  # until the whole file is known
 
+# C++ text knows nothing of `values` and `lag`, which it may call its own: there they have no names.
 _SIGNATURES = {
     "mask": ("bool", "RowValues const& values, int b, int h, int q_idx, int kv_idx, Lag lag"),
     "logits": (
@@ -202,9 +203,7 @@ def _wrapped(signature: str) -> str:
         if lines[-1] and len(lines[-1]) + 1 + len(argument) > 100:
             lines.append(indent + argument)
         else:
-            lines[-1] = (
-                f"{lines[-1]} {argument}".lstrip() if len(lines) == 1 else f"{lines[-1]} {argument}"
-            )
+            lines[-1] += f" {argument}" if lines[-1] else argument
     return "\n".join(lines)
 
 
@@ -212,17 +211,27 @@ def _functions(role: str, hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
     """The function of a hook; before it those of its parts, if it has some."""
     kind, arguments = _SIGNATURES[role]
     name, title = f"variant_{role}", f"// {role.capitalize().replace('_', ' ')}: {hook.name}."
-    signature = _wrapped(f"CUTE_DEVICE {kind} {name}(Params const& params, {arguments}) {{")
+
+    def function(name: str, hook: Hook, body: list[str]) -> str:
+        own = arguments
+        if hook.is_text:
+            own = own.replace("RowValues const& values", "RowValues const&").replace(" lag", "")
+        signature = f"CUTE_DEVICE {kind} {name}(Params const& params, {own}) {{"
+        return "\n".join([_wrapped(signature), *body, "}"])
+
     if not hook.parts:
-        return ["\n".join([title, signature, *_body(hook, scalars), "}"])]
+        program = hook.program
+        staged = program is not None and role in _OF_SCORES
+        body = _staged_body(program, scalars) if program and staged else _body(hook, scalars)
+        return [f"{title}\n{function(name, hook, body)}"]
     parts, calls = [], []
     given = ", ".join(["params", *re.findall(r"(\w+)(?:,|$)", arguments)])
     for i, part in enumerate(hook.parts):
         own = f"// {role.capitalize()}, part {i}: {part.name}."
-        head = signature.replace(name, f"{name}_{i}")
-        parts.append("\n".join([own, head, *_body(part, scalars), "}"]))
+        parts.append(f"{own}\n{function(f'{name}_{i}', part, _body(part, scalars))}")
         calls.append(f"{name}_{i}({given})")
-    return [*parts, "\n".join([title, signature, f"  return {' && '.join(calls)};", "}"])]
+    all_of_them = [f"  return {' && '.join(calls)};"]
+    return [*parts, f"{title}\n{function(name, hook, all_of_them)}"]
 
 
 def _scalars_read(scalars: tuple[Scalar, ...], names: Collection[str]) -> list[str]:
@@ -233,8 +242,6 @@ def _scalars_read(scalars: tuple[Scalar, ...], names: Collection[str]) -> list[s
 
 
 def _body(hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
-    if hook.program is not None and hook.program.role in _OF_SCORES and not hook.parts:
-        return _staged_body(hook.program, scalars)
     lines = _scalars_read(scalars, [s.name for s in scalars if hook.reads(s.name)])
     if not hook.is_text:
         text = hook.cpp if hook.has_statements else f"return {hook.cpp};"

@@ -15,6 +15,7 @@ import numpy as np
 from cute_attn.variants.domain import bounds
 from cute_attn.variants.expression import ARGUMENTS, Expression, constant
 from cute_attn.variants.interval import Interval
+from cute_attn.variants.names import KEYWORDS, OF_FUNCTIONS
 from cute_attn.variants.operations import (
     AND,
     ATOM,
@@ -46,20 +47,11 @@ HEADER_FUNCTIONS = frozenset(
 _LONGEST = 80
 _ONE = constant(1.0)
 
-_KEYWORDS = """
-    alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const
-    const_cast constexpr continue decltype default delete do double dynamic_cast else enum explicit
-    export extern false float for friend goto if inline int long mutable namespace new noexcept not
-    not_eq nullptr operator or or_eq private protected public register reinterpret_cast return short
-    signed sizeof static static_assert static_cast struct switch template this thread_local throw
-    true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor
-    xor_eq
-"""
 _OURS = """
-    params values lag abs min max fabsf fminf fmaxf floorf ceilf truncf rintf rsqrtf erff fast_tanh
+    abs min max fabsf fminf fmaxf floorf ceilf truncf rintf rsqrtf erff fast_tanh
     scaled_tanh exp2_approx neg_infinity
 """
-_RESERVED = HEADER_FUNCTIONS.union(_KEYWORDS.split(), _OURS.split())
+_RESERVED = HEADER_FUNCTIONS.union(KEYWORDS, OF_FUNCTIONS, _OURS.split())
 
 
 def literal(node: Expression) -> str:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cute_attn.variants.expression import ARGUMENTS
 from cute_attn.variants.interval import INT_MAX, INT_MIN, WHOLE, Interval
+from cute_attn.variants.names import check_name
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Scalar:
     """A named number that a hook reads; given at run time, so changing it compiles nothing.
 
     Attributes:
-        name: a C identifier other than the hooks' own arguments.
+        name: a C++ identifier other than the hooks' own arguments, `params`, `values`, `lag`.
         kind: "i32" or "f32".
         default: value if none is given.
         comment: printed beside the kernel's parameter.
@@ -33,11 +33,7 @@ class Scalar:
     upper: float | int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier() or not self.name.isascii() or self.name in ARGUMENTS:
-            raise ValueError(
-                f"a scalar is called {self.name!r}; it takes a C identifier other than "
-                f"{', '.join(ARGUMENTS)}"
-            )
+        check_name("scalar", self.name)
         if self.kind not in ("i32", "f32"):
             raise ValueError(f"kind of scalar {self.name!r} is {self.kind!r}; it takes i32 or f32")
         self.check(self.default)

@@ -92,11 +92,16 @@ def _first_factor(body: Expression) -> tuple[Expression | None, dict[Expression,
     (user,) = users
     if user.op == "mul":
         factor = user.args[1] if user.args[0] is score else user.args[0]
-        return (factor, {user: score}) if factor.is_uniform else (None, {})
-    if user.op == "div" and user.args[0] is score and user.args[1].is_uniform:
+        return (factor, {user: score}) if _on_host(factor) else (None, {})
+    if user.op == "div" and user.args[0] is score and _on_host(user.args[1]):
         one = node("constant", (), "f32", 1.0)
         return node("div", (one, user.args[1]), "f32"), {user: score}
     return None, {}
+
+
+def _on_host(x: Expression) -> bool:
+    """Whether it follows from scalars: elements of tensors are on the device."""
+    return x.is_uniform and all(inner.op != "load" for inner in x.walk())
 
 
 def _of_row(x: Expression) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cute_attn.variants.expression import ARGUMENTS
+from cute_attn.variants.names import check_name
 
 _DTYPES = {"float32": "f32", "int32": "i32", "bool": "bool"}
 _TAKES = {**{kind: dtype for dtype, kind in _DTYPES.items()}, "bits": "uint8"}
@@ -35,7 +35,7 @@ class Tensor:
     positions that belong to no key.
 
     Attributes:
-        name: a C identifier other than the hooks' own arguments.
+        name: a C++ identifier other than the hooks' own arguments, `params`, `values`, `lag`.
         kind: of its elements: "f32", "i32", "bool", or "bits": truth values, eight to a byte of the
             last dimension, the lowest bit first (NumPy's `packbits(bitorder="little")`). Indices
             count bits.
@@ -51,11 +51,7 @@ class Tensor:
     captured: Captured | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier() or not self.name.isascii() or self.name in ARGUMENTS:
-            raise ValueError(
-                f"a tensor is called {self.name!r}; it takes a C identifier other than "
-                f"{', '.join(ARGUMENTS)}"
-            )
+        check_name("tensor", self.name)
         if self.kind not in _TAKES:
             raise ValueError(
                 f"kind of tensor {self.name!r} is {self.kind!r}; it takes {', '.join(_TAKES)}"

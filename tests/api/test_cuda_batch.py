@@ -237,6 +237,18 @@ def test_tensors_reach_the_block(fake_gpu: Any) -> None:
     assert len(fake_gpu.launches) == 3
 
 
+def test_factors_in_tensors_are_no_scales(fake_gpu: Any) -> None:
+    variant = Variant(
+        "tempered", logits=lambda s, b, h, i, j, *, t: s * t[0], params=[Tensor("t", "f32", 1)]
+    )
+    batch = fake_gpu.batch(8, 2, 128, variant=variant)
+    batch.plan([0, 1], RaggedKV([0, 10]), tensors={"t": torch.tensor([0.5])})
+    batch.run(zeros(1, 8, 128), *[zeros(10, 2, 128)] * 2)
+    params = fake_gpu.launches[-1].params
+    assert params["sm_scale"] == pytest.approx(128**-0.5)
+    assert params["scale_log2"] == pytest.approx(math.log2(math.e))
+
+
 def test_captured_graphs_keep_their_tensors(fake_gpu: Any) -> None:
     batch = fake_gpu.batch(8, 2, 128, cuda_graph=True, max_requests=8, variant=with_bias())
     bias, q, k = torch.zeros(8, 16), zeros(1, 8, 128), zeros(10, 2, 128)

@@ -11,7 +11,16 @@ from cute_attn import build, warmup
 from cute_attn.codegen.source import INCLUDE_DIR
 from cute_attn.runtime import CompileRequest, compile_source
 from cute_attn.runtime.errors import CompileError
-from cute_attn.variants import Hook, Scalar, Variant, causal, sliding_window, soft_cap
+from cute_attn.variants import (
+    Hook,
+    Scalar,
+    Variant,
+    causal,
+    chunked_local,
+    document_mask,
+    sliding_window,
+    soft_cap,
+)
 from tests.ampere.specs import make_spec
 from tests.codegen.test_traced_hooks import kernel
 
@@ -66,6 +75,18 @@ def test_text_and_traced_masks_combine() -> None:
     even = causal() & Variant("even", mask=twin)
     assert even.mask is not None
     assert [bool(even.mask(0, 0, 3, k)) for k in range(6)] == [True, False, True] + 3 * [False]
+
+
+def test_text_may_call_its_own_what_it_likes() -> None:
+    text = "int const lag = q_idx - kv_idx; int const values = 3; return lag > values;"
+    compiled(Variant("own", mask=Hook("own", text)))
+
+
+def test_traced_parts_beside_text_are_whole() -> None:
+    """Two of them may have values of a row of the same name."""
+    even = Variant("even", mask=Hook("even", "kv_idx % 2 == 0"))
+    source = compiled(chunked_local() & even & document_mask())
+    assert "struct RowValues {};" in source and "variant_mask_2(" in source
 
 
 def wrong_line(marker: str) -> int:

@@ -124,8 +124,9 @@ def test_bad_variants() -> None:
         Variant("x", mask=Hook("all", "true"), band=Band(left="size"))
     with pytest.raises(ValueError, match="'x' is given a band but derives it from its traced mask"):
         Variant("x", mask=causal().mask, band=Band(left=3))
-    with pytest.raises(ValueError, match="'kv_idx'"):
-        Scalar("kv_idx", "i32", 0, "")
+    for name in ("kv_idx", "lag", "values", "params", "double", "2x"):
+        with pytest.raises(ValueError, match=f"a scalar is called '{name}'"):
+            Scalar(name, "i32", 0, "")
     with pytest.raises(ValueError, match="'f64'"):
         Scalar("x", "f64", 0, "")
 

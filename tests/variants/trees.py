@@ -7,9 +7,10 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
-from cute_attn.variants import functions
+from cute_attn.variants import EMPTY, FULL, functions
 
 Tree = Any
 """A number, an argument's name, or (operation, *operands)."""
@@ -146,3 +147,17 @@ def floats(depth: int = 4) -> st.SearchStrategy[Tree]:
         _of(("square",), st.tuples(st.just("sin"), less)),
         _of(("where",), truths(1), less, less),
     )
+
+
+RECTANGLES = st.tuples(
+    st.integers(-40, 40), st.integers(0, 12), st.integers(0, 40), st.integers(0, 12)
+)
+"""Of scores: first query, further queries, first key, further keys."""
+
+
+def promise(kind: Any, visible: Any) -> None:
+    """What a class says of a rectangle is true of its scores."""
+    if kind == FULL:
+        assert np.all(visible)
+    if kind == EMPTY:
+        assert not np.any(visible)
