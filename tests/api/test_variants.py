@@ -9,20 +9,24 @@ import torch
 
 from cute_attn import BatchAttention, RaggedKV, Variant, attention
 from cute_attn.variants import Hook
-from tests.gpu.variant_cases import (
+from tests.gpu.score_cases import (
     BIAS,
-    CASES,
+    SLOPES,
+)
+from tests.gpu.variant_case import (
     DIM,
     HEADS,
     KV_HEADS,
     LENGTHS,
+    ROW_LENGTHS,
+    dense,
+    random,
+)
+from tests.gpu.variant_cases import (
+    CASES,
     PAGE_SIZES,
     ROW_CASES,
-    ROW_LENGTHS,
-    SLOPES,
-    dense,
     outputs,
-    random,
 )
 
 CPU = torch.device("cpu")

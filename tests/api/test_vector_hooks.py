@@ -24,7 +24,12 @@ from cute_attn import (
     streaming_llm,
 )
 from cute_attn.api.dispatch import Problem
-from tests.gpu.variant_cases import random, turned
+from tests.gpu.variant_case import (
+    random,
+)
+from tests.gpu.vector_cases import (
+    turned,
+)
 
 HEADS, KV_HEADS, DIM = 8, 2, 64
 

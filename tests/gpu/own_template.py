@@ -6,7 +6,15 @@ from pathlib import Path
 
 from cute_attn import KernelSpec, Problem, Tile, choose, register_template
 from cute_attn.codegen.registered import REGISTERED
-from tests.gpu.variant_cases import CASES, DIM, HEADS, KV_HEADS, PAGE_SIZES
+from tests.gpu.variant_case import (
+    DIM,
+    HEADS,
+    KV_HEADS,
+)
+from tests.gpu.variant_cases import (
+    CASES,
+    PAGE_SIZES,
+)
 
 NAME = "one_row_per_thread"
 NAMES = ("causal", "window", "soft_cap", "sinks", "tempered", "all_hooks")

@@ -5,7 +5,14 @@ from __future__ import annotations
 from cute_attn import KernelSpec, Problem
 from cute_attn.api.fixed_kernels import FixedKernels
 from cute_attn.scheduler.constants import H200
-from tests.gpu.variant_cases import CASES, DIM, HEADS, KV_HEADS
+from tests.gpu.variant_case import (
+    DIM,
+    HEADS,
+    KV_HEADS,
+)
+from tests.gpu.variant_cases import (
+    CASES,
+)
 
 INVARIANT = ("sinks", "sigmoid", "all_hooks")
 PAGE_SIZE = 16

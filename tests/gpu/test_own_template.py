@@ -10,7 +10,13 @@ import torch
 from tests.gpu import oracle64
 from tests.gpu.check import BOUNDS, LSE_BOUND, ROW_BOUND
 from tests.gpu.own_template import NAMES, registered
-from tests.gpu.variant_cases import CASES, LENGTHS, outputs
+from tests.gpu.variant_case import (
+    LENGTHS,
+)
+from tests.gpu.variant_cases import (
+    CASES,
+    outputs,
+)
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,13 @@ import torch
 from tests.gpu import oracle64
 from tests.gpu.check import BOUNDS, LSE_BOUND, ROW_BOUND
 from tests.gpu.row_cases import INVARIANT, PAGE_SIZE
-from tests.gpu.variant_cases import CASES, ROW_LENGTHS, outputs
+from tests.gpu.variant_case import (
+    ROW_LENGTHS,
+)
+from tests.gpu.variant_cases import (
+    CASES,
+    outputs,
+)
 
 pytestmark = pytest.mark.gpu
 

@@ -11,20 +11,22 @@ import torch
 from cute_attn import BatchAttention, RaggedKV
 from tests.gpu import oracle64
 from tests.gpu.check import BOUNDS, LSE_BOUND, ROW_BOUND
-from tests.gpu.variant_cases import (
-    CASES,
+from tests.gpu.variant_case import (
     DIM,
     HEADS,
     KV_HEADS,
     LENGTHS,
     LONGEST,
-    PAGE_SIZES,
-    ROW_CASES,
     ROW_LENGTHS,
     VariantCase,
     dense,
-    outputs,
     random,
+)
+from tests.gpu.variant_cases import (
+    CASES,
+    PAGE_SIZES,
+    ROW_CASES,
+    outputs,
 )
 
 pytestmark = pytest.mark.gpu
