@@ -459,7 +459,8 @@ class CudaBatch:
         if self._has_merge:
             fields = self._merge_fields
             blocks = self._num_blocks
-            kernels.run_merge(blocks, stream, out_address, lse_address, fields, parameters)
+            assert kernels.merge is not None
+            kernels.merge.run(blocks, stream, out_address, lse_address, fields, parameters)
         if self._two_launches:
             assert self._decodes is not None
             self._decodes.run(q, k, v, out, lse, False, parameters)

@@ -105,7 +105,10 @@ class Merge:
         fields: tuple[int, ...],
         parameters: Parameters,
     ) -> None:
-        """Launches it; see `LaunchSet.run_merge`."""
+        """Launches it for a plan of `num_blocks` thread blocks.
+
+        `fields`: what follows out and lse in its argument block; `parameters`: of the variant.
+        """
         if self._parameters is not parameters:
             self._arguments.set(**{name: parameters[name] for name in self._names})
             self._parameters = parameters
@@ -140,7 +143,7 @@ class LaunchSet:
         self.launch = self.kernel.launcher(index).launch
         self._index = index
         self._beside = beside
-        self._merge = None if spec.fuses_merge else Merge(spec, shape, index)
+        self.merge = None if spec.fuses_merge else Merge(spec, shape, index)
         self._shape = shape
         self._params = self.kernel.generated.params
         names = tuple(name for name in _ROWS if name in self._params.offsets)
@@ -154,7 +157,7 @@ class LaunchSet:
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """Attention, and the merge if it is a kernel of its own."""
-        return (self.kernel,) if self._merge is None else (self.kernel, self._merge.kernel)
+        return (self.kernel,) if self.merge is None else (self.kernel, self.merge.kernel)
 
     @property
     def launch_first(self) -> Callable[[int, int, int], None]:
@@ -169,20 +172,6 @@ class LaunchSet:
             found = dispatch.geometry(self.spec, self._shape.num_kv_heads, band)
             self._geometries = {band: found}
         return found
-
-    def run_merge(
-        self,
-        num_blocks: int,
-        stream: int,
-        out: int,
-        lse: int,
-        fields: tuple[int, ...],
-        parameters: Parameters,
-    ) -> None:
-        """Launches the merge for a plan of `num_blocks` thread blocks. `fields`: what follows out
-        and lse in its argument block; `parameters`: of the variant."""
-        assert self._merge is not None
-        self._merge.run(num_blocks, stream, out, lse, fields, parameters)
 
     def q_map(self, q: torch.Tensor) -> TensorMapEncoder | None:
         """Of tensors shaped like q; None if the kernel takes q by pointer and strides."""
