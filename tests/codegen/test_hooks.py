@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from cute_attn.codegen.attention_params import attention_params
 from cute_attn.codegen.hooks import cpp_hooks, number_lines
 from cute_attn.codegen.params import cpp_struct
@@ -53,3 +55,13 @@ extern "C" __global__ void k(const __grid_constant__ Params params) {{
     compiled = compile_source(CompileRequest(source, "k", "sm_80", (INCLUDE_DIR,)))
     assert compiled.lint() == []
     assert not re.search(r"\bCALL\b", compiled.log)
+
+
+@pytest.mark.parametrize("name", ["sm_scale", "page_size", "k_map"])
+def test_parameters_have_names_of_their_own(name: str) -> None:
+    """Whatever kernel it is: the same variant must not work on some steps only."""
+    variant = Variant(
+        "v", logits=lambda s, b, h, i, j, **own: s + own[name], params=[Scalar(name, "f32", 1.0)]
+    )
+    with pytest.raises(ValueError, match=f"variant 'v' has a parameter '{name}', as kernels have"):
+        attention_params(tma=False, paged=False, variant=variant)
