@@ -8,7 +8,7 @@ text of a kernel, and with it its cache key, must not depend on where the user's
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 
 from cute_attn.codegen.ranges import read_function
 from cute_attn.variants import Hook, Scalar, Tensor, Variant
@@ -16,6 +16,7 @@ from cute_attn.variants.band import Limit, as_expression
 from cute_attn.variants.blocks import BlockTest
 from cute_attn.variants.domain import bounds
 from cute_attn.variants.expression import Expression
+from cute_attn.variants.parameters import Parameter
 from cute_attn.variants.printer import (
     CPP_TYPES,
     HEADER_FUNCTIONS,
@@ -39,11 +40,13 @@ _SIGNATURES = {
     "output": ("float", "float out, int b, int h, int q_idx, int d"),
 }
 _OF_SCORES = ("mask", "logits")
+_LONGEST = 88  # of what is returned in one line
 
 
-def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
+def cpp_hooks(variant: Variant, *, mask: bool = True, flat: bool = False) -> str:
     """`RowValues` and `row_values`, `variant_logits`, and, with `mask`, `variant_mask` and
-    `variant_block`: a kernel may mask by the band instead.
+    `variant_block`: a kernel may mask by the band instead. With `flat`, `variant_block` also says
+    which blocks are flat, for `flat_hooks`.
 
     A file that holds them goes through `number_lines` when it is complete. What `cpp_row_hooks`
     and `vector_hooks` have printed is there.
@@ -59,7 +62,7 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
         parts += _functions(role, variant.hooks[role], variant.scalars)
     if mask and variant.block_test is not None:
         parts += map(read_function, variant.block_test.tables)
-        parts.append(_block_function(variant.block_test))
+        parts.append(_block_function(variant.block_test, flat=flat))
     return "\n\n".join(parts)
 
 
@@ -68,22 +71,40 @@ def _row_values(programs: list[Program | None], scalars: tuple[Scalar, ...]) -> 
     values: dict[str, Expression] = {}
     for program in programs:
         values |= {} if program is None else program.stages.rows
-    make = "CUTE_DEVICE RowValues row_values(Params const& params, int b, int h, int q_idx) {"
+    make = "row_values(Params const& params, int b, int h, int q_idx)"
     if not values:
         why = "// nothing of the hooks is the same for all keys of a row"
-        return f"struct RowValues {{}};  {why}\n{make} return {{}}; }}"
-    fields = [f"  {CPP_TYPES[value.kind]} {name};" for name, value in values.items()]
+        return f"struct RowValues {{}};  {why}\nCUTE_DEVICE RowValues {make} {{ return {{}}; }}"
+    return values_struct("RowValues", "the same for all keys of a query row", make, values, scalars)
+
+
+def values_struct(
+    name: str,
+    title: str,
+    make: str,
+    values: Mapping[str, Expression],
+    scalars: tuple[Scalar, ...],
+) -> str:
+    """A struct of values by name, and the function that makes one.
+
+    Args:
+        name, title: of the struct; a comment.
+        make: the function, with its arguments.
+        values: expressions of its arguments.
+        scalars: that they may read.
+    """
+    fields = [f"  {CPP_TYPES[value.kind]} {field};" for field, value in values.items()]
     body = "\n".join([*cpp_values(values, bounds), f"return {{{', '.join(values)}}};"])
-    last = rf"\w+ const ({next(iter(values))}) = (.*);\nreturn {{\1}};"
-    body = re.sub(last, r"return {\2};", body)
     if names := "|".join(s.name for s in scalars):
         body = re.sub(rf"\b({names})\b", r"params.\1", body)
+    last = rf"\w+ const ({next(iter(values))}) = (.{{,{_LONGEST}}});\nreturn {{\1}};"
+    body = re.sub(last, r"return {\2};", body)
     return "\n".join(
         [
-            "struct RowValues {  // the same for all keys of a query row",
+            f"struct {name} {{  // {title}",
             *fields,
             "};",
-            make,
+            wrapped(f"CUTE_DEVICE {name} {make} {{"),
             *(f"  {line}" for line in body.split("\n")),
             "}",
         ]
@@ -181,21 +202,27 @@ def _moved(message: str, name: str, file: str, first: int) -> str:
     return re.sub(rf"(?m)^{re.escape(name)}\((\d+)\)", moved, message)
 
 
-_BLOCK_SIGNATURE = """
-CUTE_DEVICE BlockClass variant_block(Params const& params, int b, int h_first, int h_last,
-                                     int q_first, int q_last, int kv_first, int kv_last) {
-"""
+BLOCK_CORNERS = (
+    "Params const& params, int b, int h_first, int h_last, int q_first, int q_last, int kv_first,"
+    " int kv_last"
+)
+"""Arguments of a function of a block of scores."""
 
 
-def _block_function(test: BlockTest) -> str:
-    """The function that tells how much of a block of scores the mask leaves."""
+def _block_function(test: BlockTest, *, flat: bool) -> str:
+    """The function that tells how much of a block of scores the mask leaves, and, with `flat`,
+    whether the block is flat."""
     title = "// What the mask leaves of a block of scores, from bounds of its trace over the block."
-    values = cpp_values(test.visible._asdict(), test.limits)
-    body = [*values, f"return {{{', '.join(test.visible._fields)}}};"]
-    return f"{title}{_BLOCK_SIGNATURE}" + "\n".join([*(f"  {line}" for line in body), "}"])
+    wanted = test.visible._asdict()
+    if flat and test.flat is not None:
+        wanted["flat"] = test.flat
+    values = cpp_values(wanted, test.limits)
+    body = [*values, f"return {{{', '.join(wanted)}}};"]
+    head = wrapped(f"CUTE_DEVICE BlockClass variant_block({BLOCK_CORNERS}) {{")
+    return "\n".join([title, head, *(f"  {line}" for line in body), "}"])
 
 
-def _wrapped(signature: str) -> str:
+def wrapped(signature: str) -> str:
     """In lines of up to 100 columns, arguments below each other."""
     indent = " " * (signature.index("(") + 1)
     lines = [""]
@@ -217,7 +244,7 @@ def _functions(role: str, hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
         if hook.is_text:
             own = own.replace("RowValues const& values", "RowValues const&").replace(" lag", "")
         signature = f"CUTE_DEVICE {kind} {name}(Params const& params, {own}) {{"
-        return "\n".join([_wrapped(signature), *body, "}"])
+        return "\n".join([wrapped(signature), *body, "}"])
 
     if not hook.parts:
         program = hook.program
@@ -234,15 +261,17 @@ def _functions(role: str, hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
     return [*parts, f"{title}\n{function(name, hook, all_of_them)}"]
 
 
-def _scalars_read(scalars: tuple[Scalar, ...], names: Collection[str]) -> list[str]:
+def scalars_read(parameters: Iterable[Parameter], names: Collection[str]) -> list[str]:
     """Scalars under their own names, as far as a function reads them."""
     return [
-        f"  {_CPP[s.kind]} const {s.name} = params.{s.name};" for s in scalars if s.name in names
+        f"  {_CPP[s.kind]} const {s.name} = params.{s.name};"
+        for s in parameters
+        if isinstance(s, Scalar) and s.name in names
     ]
 
 
 def _body(hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
-    lines = _scalars_read(scalars, [s.name for s in scalars if hook.reads(s.name)])
+    lines = scalars_read(scalars, [s.name for s in scalars if hook.reads(s.name)])
     if not hook.is_text:
         text = hook.cpp if hook.has_statements else f"return {hook.cpp};"
         return [*lines, *(f"  {line}" for line in text.split("\n"))]
@@ -260,7 +289,7 @@ def _of_score(program: Program) -> str:
 
 
 def _staged_body(program: Program, scalars: tuple[Scalar, ...]) -> list[str]:
-    lines = _scalars_read(scalars, program.stages.score.reads)
+    lines = scalars_read(scalars, program.stages.score.reads)
     return [*lines, *(f"  {line}" for line in _of_score(program).split("\n"))]
 
 
@@ -278,7 +307,8 @@ def accessor(tensor: Tensor) -> str:
     if tensor.kind == "bits":
         lines.append(f"  int64_t const bit = {last};")
         last = "(bit >> 3)"
-    at = " + ".join([f"params.{name}", *(f"at{d}" for d in range(dims - 1)), last])
+    at = " + ".join([f"params.{name}", *(f"at{d}" for d in range(dims - 1))])
+    at = f"{f'row_address({at})' if dims > 1 else at} + {last}"
     value = f"__ldg({at})"
     if tensor.kind == "bits":
         value = f"({value} >> (bit & 7) & 1) != 0"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cute_attn.abi import ParameterBlock
 from cute_attn.codegen.attention_params import attention_params
+from cute_attn.codegen.flat_hooks import flat_hooks
 from cute_attn.codegen.hooks import (
     cpp_hooks,
     cpp_limit,
@@ -134,6 +135,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     smem_bytes = tiles.smem_bytes(tile, spec.head_dim_qk, spec.head_dim_vo, variant)
     q_bytes, k_bytes, v_bytes = tiles.tile_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
     skips = variant.block_test is not None
+    flat = flat_hooks(variant, mask=not variant.band_is_mask)
     text = render(
         _HERE / "templates" / "tile.cu.jinja",
         spec=spec,
@@ -144,7 +146,10 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         smem_bytes=smem_bytes,
         smem_budget=f"Q {q_bytes}, K {k_bytes}, V {v_bytes}, barriers",
         params_struct=cpp_struct(params),
-        hooks=cpp_hooks(variant, mask=not variant.band_is_mask),
+        hooks=cpp_hooks(variant, mask=not variant.band_is_mask, flat=bool(flat)),
+        flat=flat,
+        flat_left=cpp_limit(flat.band.left),
+        flat_right=cpp_limit(flat.band.right),
         row_hooks=cpp_row_hooks(variant),
         output_hooks=_output_hooks(variant),
         hidden=hidden_score(variant),

@@ -121,7 +121,8 @@ _FEW_ROWS_SHORT_256 = replace(_ONE_CONSUMER, kv=64, stages=2)
 _LONG_KEYS = 1536
 _LONG_KEYS_MASKED = {(80, 80): 6144, (96, 96): 6144}
 
-# Keys per block with hooks, by (TMA, gather) loader: the most with which nothing spills.
+# Keys per block with hooks, by (TMA, gather) loader: the most with which nothing spills; 16 fewer
+# with head_dim 64 and a mask other than a band (4 bytes).
 _HOOK_KV = {
     (64, 64): (128, 128),
     (80, 80): (128, 128),
@@ -178,7 +179,8 @@ def _with_hooks(
 ) -> Tile:
     """The fragments give way to the code of a variant: fewer keys per block rather than spills."""
     if dims != (128, 128):
-        return replace(tile, kv=min(tile.kv, _HOOK_KV[dims][gather]))
+        most = _HOOK_KV[dims][gather] - 16 * (dims == (64, 64) and not variant.band_is_mask)
+        return replace(tile, kv=min(tile.kv, most))
     few = tile.q == FEW_ROWS
     tensors = any(isinstance(p, Tensor) for p in variant.read_by("mask", "logits"))
     if variant.band_is_mask and not tensors:  # a few instructions per score
@@ -187,9 +189,13 @@ def _with_hooks(
             # (the longest hook) -2 to -4 %.
             return tile if few else _KEPT if variant.softmax else _TWO_Q_TILES
         return replace(tile, kv=_HOOK_KV[dims][gather])
-    # Addresses of tensors, conditions of masks other than bands: with 112 keys up to 140 bytes
-    # spilled. Masks that read none go without: prefix-LM +3 to 7 % against 96 keys.
-    keys = 96 if tensors or slow else 128
+    # Queries in registers spill beside addresses of tensors and conditions of masks other than
+    # bands. Prefix-LM with 128 keys +3 to 7 % against 96, documents +8 %, a relative bias +7 %;
+    # where the mask and the logits read tensors 4 bytes spill.
+    both = all(
+        any(isinstance(p, Tensor) for p in variant.read_by(role)) for role in ("mask", "logits")
+    )
+    keys = 112 if both or slow else 128
     return replace(tile if few else _TWO_Q_TILES, kv=keys)
 
 

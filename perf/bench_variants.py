@@ -25,11 +25,11 @@ from perf.cases.variants import (
     DIM,
     HEADS,
     PAGE_SIZE,
-    ROPE_SHAPES,
+    PLAIN_SHAPES,
     SHAPES,
     STREAMING,
     STREAMING_HEADS,
-    WITH_ROPE,
+    AGAINST_PLAIN,
     VariantCase,
     streaming_cases,
     variant_cases,
@@ -74,7 +74,7 @@ def error(
 
 def prefill(name: str, shape: str, results: Records, plain: dict[str, float]) -> None:
     """One row."""
-    requests, length = {**SHAPES, **ROPE_SHAPES}[shape]
+    requests, length = {**SHAPES, **PLAIN_SHAPES}[shape]
     case = variant_cases(requests, length, HEADS)[name]
     q, k, v = (
         torch.randn(requests * length, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
@@ -170,7 +170,7 @@ def main() -> int:
     names = sorted(variant_cases(1, 1, 1), key=lambda name: name != "causal")
     for name in names:
         shapes = list(SHAPES)[: 1 if options.quick else 2]
-        for shape in shapes + list(ROPE_SHAPES) * (name in WITH_ROPE):
+        for shape in shapes + list(PLAIN_SHAPES) * (name in AGAINST_PLAIN):
             if options.match in f"{shape} {name}":
                 prefill(name, shape, results, plain)
         if options.match in f"decode {name}":

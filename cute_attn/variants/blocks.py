@@ -8,7 +8,7 @@ holds. What may not fit 32 bits is computed in 64; what is not understood has no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from cute_attn.variants.bounds import Bounds, BoundsMaker
 from cute_attn.variants.build import operate
 from cute_attn.variants.domain import scalars_between
 from cute_attn.variants.expression import Expression, constant, node
+from cute_attn.variants.flat import conjuncts, flat_test
 from cute_attn.variants.hook import Hook
 from cute_attn.variants.interval import Interval
 from cute_attn.variants.polynomial import Polynomial, plus, polynomial
@@ -45,17 +46,22 @@ class BlockTest:
 
     Attributes:
         visible: what the mask says.
+        flat: whether the block is flat, see `flat`; None: there is nothing to ask.
         tables: ranges of tensors that it reads.
         limits: what integers in it are between, whatever the block.
     """
 
     visible: Truth
+    flat: Expression | None
     tables: tuple[RangeTable, ...]
     limits: Callable[[Expression], Interval] = field(repr=False, compare=False)
 
 
 def block_test(
-    mask: Hook | None, scalars: tuple[Scalar, ...], taken: Iterable[str] = ()
+    mask: Hook | None,
+    scalars: tuple[Scalar, ...],
+    taken: Iterable[str] = (),
+    elements: Sequence[Expression] = (),
 ) -> BlockTest | None:
     """The test of a mask; None if it says nothing that the mask's band does not say.
 
@@ -63,15 +69,16 @@ def block_test(
         mask: of the variant.
         scalars: of the variant.
         taken: names that tables of ranges must not have.
+        elements: elements of tensors that the hooks read at the key's position.
     """
     if mask is None:
         return None
     maker = BoundsMaker({s.name: s.bounds for s in scalars}, taken)
-    truths = _Truths(maker)
+    truths = Truths(maker)
     known, test = _TRUE, Truth(_TRUE, _TRUE)
     for part in mask.parts or (mask,):
         # What is written in C++ may hide anything.
-        for x in [None] if part.program is None else _conjuncts(part.program.result):
+        for x in [None] if part.program is None else conjuncts(part.program.result):
             own = _UNKNOWN if x is None else truths.of(x)
             test = Truth(operate("and", test.some, own.some), operate("and", test.all, own.all))
             if x is not None and own.some is not _TRUE:
@@ -82,16 +89,10 @@ def block_test(
                 return None
     reads = test.some.reads | test.all.reads
     tables = tuple(table for table in maker.tables.values() if table.name in reads)
-    return BlockTest(test, tables, maker.limits)
+    return BlockTest(test, flat_test(elements, maker, tables), tables, maker.limits)
 
 
-def _conjuncts(mask: Expression) -> list[Expression]:
-    if mask.op != "and":
-        return [mask]
-    return [x for arg in mask.args for x in _conjuncts(arg)]
-
-
-class _Truths:
+class Truths:
     """Tests of truth values; `bounds` of a maker gives those of integers."""
 
     def __init__(self, maker: BoundsMaker) -> None:

@@ -4,6 +4,9 @@ A kernel passes 64 scores of a row and more through the hook at a time, and does
 KV block. What does not depend on the key is computed when the row begins, as far as that is worth a
 register. Factors of the score on its way in and out are left to those that it has anyway:
 `sm_scale` and the base of the exponentials, which the host multiplies.
+
+Elements of tensors that depend on the key are read for each score, but in *flat* KV blocks, in
+which every one of them is one number of the row: see `flat`.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ class Stages:
         score: what is done to each score. It reads `rows` as leaves under "values.NAME".
         exponent: what `score` gives is multiplied with it, by `scale_log2`; positive. None: with
             nothing.
-        names: the user's names of values in `score`.
+        names: the user's names of values in `score` and `flat`.
+        elements: elements of tensors that depend on the key, by name, as the user's trace has them.
+        flat: `score` in a block in which they do not. It reads them as leaves under "flat.NAME".
     """
 
     factor: Expression | None
@@ -39,6 +44,8 @@ class Stages:
     score: Expression
     exponent: Expression | None
     names: Mapping[Expression, str]
+    elements: Mapping[str, Expression]
+    flat: Expression
 
 
 def in_stages(
@@ -62,9 +69,15 @@ def in_stages(
         name = _free_name(f"{role}_{names.get(value, len(rows))}", rows)
         rows[name] = value
         replaced[value] = node("row", (), value.kind, f"values.{name}")
-    new = _rebuilt(body, replaced)
-    left = {new[x]: name for x, name in names.items() if x in new}
-    return Stages(factor, rows, new[body], exponent, left)
+    elements: dict[str, Expression] = {}
+    known: dict[Expression, Expression] = {}
+    for element in _key_elements(body):
+        name = _free_name(f"{role}_{element.value}", elements)
+        elements[name] = element
+        known[element] = node("flat", (), element.kind, f"flat.{name}")
+    new, flat = _rebuilt(body, replaced), _rebuilt(body, {**replaced, **known})
+    left = {x[old]: name for x in (flat, new) for old, name in names.items() if old in x}
+    return Stages(factor, rows, new[body], exponent, left, elements, flat[body])
 
 
 def _without_last_factor(
@@ -118,6 +131,15 @@ def _row_values(body: Expression) -> list[Expression]:
                     found[x] = None
     # A sum of another value with what is at hand needs no register of its own.
     return [x for x in found if sum(cost_of(x).values()) > 1 or found.keys().isdisjoint(x.args)]
+
+
+def _key_elements(body: Expression) -> list[Expression]:
+    """Elements of tensors that depend on the key; not those that are an index of another."""
+    inner = {
+        y for x in body.walk() if x.op == "load" for arg in x.args for y in arg.walk()
+    }  # fmt: skip
+    loads = (x for x in body.walk() if x.op == "load" and "kv_idx" in x.reads)
+    return [x for x in loads if x not in inner]
 
 
 def _work(x: Expression) -> int:

@@ -26,7 +26,10 @@ import numpy as np
 
 from cute_attn.variants import analysis, indices, visibility
 from cute_attn.variants.band import Band
-from cute_attn.variants.blocks import BlockTest, block_test
+from cute_attn.variants.blocks import BlockTest, Truths, block_test
+from cute_attn.variants.bounds import BoundsMaker
+from cute_attn.variants.expression import Expression
+from cute_attn.variants.flat import FlatTest, flat_test
 from cute_attn.variants.given import bands_of, hook_of
 from cute_attn.variants.hook import Hook, both, one_after_the_other
 from cute_attn.variants.interval import WHOLE, Interval
@@ -299,7 +302,28 @@ class Variant:
         if self.band_is_mask:
             return None
         names = [*(s.name for s in self.scalars), *(t.name for t in self.tensors)]
-        return block_test(self.mask, self.scalars, names)
+        return block_test(self.mask, self.scalars, names, self._key_elements)
+
+    @cached_property
+    def flat_test(self) -> FlatTest | None:
+        """Whether a KV block is flat (`flat`); None: there is nothing to ask, or nothing known."""
+        if (test := self.block_test) is not None:
+            return None if test.flat is None else FlatTest(test.flat, test.limits)
+        maker = BoundsMaker({s.name: s.bounds for s in self.scalars})
+        Truths(maker)
+        found = flat_test(self._key_elements, maker)
+        return None if found is None else FlatTest(found, maker.limits)
+
+    @property
+    def _key_elements(self) -> tuple[Expression, ...]:
+        """Elements of tensors that traced hooks on scores read at the key's position."""
+        programs = [hook.program for role, hook in self.hooks.items() if role in ("mask", "logits")]
+        return tuple(
+            element
+            for program in programs
+            if program is not None
+            for element in program.stages.elements.values()
+        )
 
     def visible(
         self,

@@ -36,9 +36,9 @@ from cute_attn.api.dispatch import tiles_per_sm
 from cute_attn.scheduler.constants import H200
 
 SHAPES = {"b4 s4096": (4, 4096), "b1 s16384": (1, 16384)}
-ROPE_SHAPES = {"b2 s8192": (2, 8192)}
-"""Beside SHAPES, of rotary embedding and of what it is compared with."""
-WITH_ROPE = ("causal", "rope")
+PLAIN_SHAPES = {"b2 s8192": (2, 8192)}
+"""Beside SHAPES, of hooks and of the causal kernel that they are compared with."""
+AGAINST_PLAIN = ("causal", "alibi", "relative", "rope", "sigmoid", "sinks", "softcap30")
 STREAMING = [(batch, window) for window in (1024, 2048, 4096) for batch in (1, 16, 64)]
 """Requests and keys of section R."""
 STREAMING_HEADS, SINKS = 40, 4
@@ -173,10 +173,11 @@ def variant_specs(arch: str) -> list[KernelSpec]:
     tokens = np.ones(DECODE_REQUESTS, np.int64)
     tiles = tiles_per_sm(tokens, group, DECODE_KV_HEADS, H200.sms)
     found = []
-    for case in variant_cases(1, 1, HEADS).values():
+    in_decode = variant_cases(1, 1, DECODE_HEADS)  # ALiBi: slopes by the number of heads
+    for name, case in variant_cases(1, 1, HEADS).items():
         prefill = Problem(arch, "bf16", DIM, DIM, 1, case.variant, None)
         found += [choose(prefill, rows=None, long=long) for long in (False, True)]
-        decode = Problem(arch, "bf16", DIM, DIM, group, case.variant, PAGE_SIZE)
+        decode = Problem(arch, "bf16", DIM, DIM, group, in_decode[name].variant, PAGE_SIZE)
         found.append(choose(decode, rows=group, tiles_per_sm=tiles))
     for batch, window in STREAMING:
         tiles = tiles_per_sm(np.ones(batch, np.int64), 1, STREAMING_HEADS, H200.sms)

@@ -179,7 +179,7 @@ def test_bits() -> None:
     assert variant.mask is not None and variant.mask.cpp == "allowed(params, q_idx, kv_idx)"
     text = accessor(bits)
     assert "int64_t const bit = within(i1, params.allowed_size_1);" in text
-    assert "(__ldg(params.allowed + at0 + (bit >> 3)) >> (bit & 7) & 1) != 0" in text
+    assert "(__ldg(row_address(params.allowed + at0) + (bit >> 3)) >> (bit & 7) & 1) != 0" in text
     with pytest.raises(TypeError, match="allowed has dtype bool; it takes uint8"):
         bits.check(kept)
 

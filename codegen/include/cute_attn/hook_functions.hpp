@@ -85,4 +85,12 @@ CUTE_DEVICE int64_t within(int index, int size) {
   return int64_t(min(unsigned(index), unsigned(size - 1)));
 }
 
+// The address of a tensor's row, about which the compiler knows nothing: it would add up the row's
+// offset and the index first, in 64 bits and for every element.
+template <class T>
+CUTE_DEVICE T const* row_address(T const* row) {
+  asm("" : "+l"(row));
+  return row;
+}
+
 }  // namespace cute_attn
