@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection
 
 from cute_attn.codegen.ranges import read_function
+from cute_attn.codegen.scalars import CPP_KINDS, over_params, read_scalar, with_live
 from cute_attn.variants import Hook, Scalar, Tensor, Variant
 from cute_attn.variants.band import Limit, as_expression
 from cute_attn.variants.blocks import BlockTest
@@ -25,7 +26,6 @@ from cute_attn.variants.printer import (
 )
 from cute_attn.variants.program import ROW_ROLES, VECTOR_ROLES, Program
 
-_CPP = {"f32": "float", "i32": "int32_t"}
 _BACK = "#line back"  # until the whole file is known
 
 # C++ text knows nothing of `values` and `lag`, which it may call its own: there they have no names.
@@ -59,7 +59,7 @@ def cpp_hooks(variant: Variant, *, mask: bool = True) -> str:
         parts += _functions(role, variant.hooks[role], variant.scalars)
     if mask and variant.block_test is not None:
         parts += map(read_function, variant.block_test.tables)
-        parts.append(_block_function(variant.block_test))
+        parts.append(_block_function(variant.block_test, variant.scalars))
     return "\n\n".join(parts)
 
 
@@ -76,8 +76,7 @@ def _row_values(programs: list[Program | None], scalars: tuple[Scalar, ...]) -> 
     body = "\n".join([*cpp_values(values, bounds), f"return {{{', '.join(values)}}};"])
     last = rf"\w+ const ({next(iter(values))}) = (.*);\nreturn {{\1}};"
     body = re.sub(last, r"return {\2};", body)
-    if names := "|".join(s.name for s in scalars):
-        body = re.sub(rf"\b({names})\b", r"params.\1", body)
+    body = over_params(body, scalars)
     return "\n".join(
         [
             "struct RowValues {  // the same for all keys of a query row",
@@ -114,11 +113,9 @@ def cpp_row_hooks(variant: Variant) -> str:
     return "\n\n".join([*parts, "\n".join([*lines, "};"])])
 
 
-def _of_params(expression: Expression) -> str:
+def _of_params(expression: Expression, scalars: tuple[Scalar, ...]) -> str:
     """An expression of scalars over `params`."""
-    text = cpp_expression(expression)
-    if names := "|".join(sorted(expression.reads)):
-        text = re.sub(rf"\b({names})\b", r"params.\1", text)
+    text = over_params(cpp_expression(expression), scalars)
     return text if re.fullmatch(r"[\w.]+(\(.*\))?", text) else f"({text})"
 
 
@@ -130,7 +127,7 @@ def hidden_score(variant: Variant) -> str:
 def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
     """Headers that hooks and the limits of the band need, beside softmax.hpp and
     vector_hooks.hpp."""
-    limits = [cpp_limit(x) or "" for x in (variant.band.left, variant.band.right)]
+    limits = [x or "" for x in cpp_band(variant)]
     rows = cpp_row_hooks(variant)
     vectors = [hook.cpp for hook in variant.vector_hooks.values()]
     own = variant.read_by(*VECTOR_ROLES)
@@ -144,11 +141,16 @@ def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
     return found + ["cute_attn/visible_blocks.hpp"] * ("variant_block" in words)
 
 
-def cpp_limit(limit: Limit | None) -> str | None:
-    """A limit of a band as a C++ expression over `params`; None if there is none."""
-    if limit is None or isinstance(limit, int):
-        return None if limit is None else str(limit)
-    return f"min({_of_params(as_expression(limit))}, 1 << 30)"
+def cpp_band(variant: Variant) -> tuple[str | None, str | None]:
+    """Left and right limit of a variant's band as C++ expressions over `params`; None if there is
+    none."""
+
+    def limit(value: Limit | None) -> str | None:
+        if value is None or isinstance(value, int):
+            return None if value is None else str(value)
+        return f"min({_of_params(as_expression(value), variant.scalars)}, 1 << 30)"
+
+    return limit(variant.band.left), limit(variant.band.right)
 
 
 def number_lines(text: str) -> str:
@@ -187,11 +189,12 @@ CUTE_DEVICE BlockClass variant_block(Params const& params, int b, int h_first, i
 """
 
 
-def _block_function(test: BlockTest) -> str:
+def _block_function(test: BlockTest, scalars: tuple[Scalar, ...]) -> str:
     """The function that tells how much of a block of scores the mask leaves."""
     title = "// What the mask leaves of a block of scores, from bounds of its trace over the block."
     values = cpp_values(test.visible._asdict(), test.limits)
-    body = [*values, f"return {{{', '.join(test.visible._fields)}}};"]
+    body = [with_live(value, scalars) for value in values]
+    body.append(f"return {{{', '.join(test.visible._fields)}}};")
     return f"{title}{_BLOCK_SIGNATURE}" + "\n".join([*(f"  {line}" for line in body), "}"])
 
 
@@ -237,7 +240,9 @@ def _functions(role: str, hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
 def _scalars_read(scalars: tuple[Scalar, ...], names: Collection[str]) -> list[str]:
     """Scalars under their own names, as far as a function reads them."""
     return [
-        f"  {_CPP[s.kind]} const {s.name} = params.{s.name};" for s in scalars if s.name in names
+        f"  {CPP_KINDS[s.kind]} const {s.name} = {read_scalar(s)};"
+        for s in scalars
+        if s.name in names
     ]
 
 

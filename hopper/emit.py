@@ -10,8 +10,8 @@ from pathlib import Path
 from cute_attn.abi import ParameterBlock
 from cute_attn.codegen.attention_params import attention_params
 from cute_attn.codegen.hooks import (
+    cpp_band,
     cpp_hooks,
-    cpp_limit,
     cpp_row_hooks,
     hidden_score,
     hook_headers,
@@ -123,6 +123,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     if reasons := supports(spec):
         raise UnsupportedSpecError(spec.name, reasons)
     tile, variant = spec.tile, spec.variant
+    band_left, band_right = cpp_band(variant) if variant.band_is_mask else (None, None)
     element, mma_type = _ELEMENTS[spec.dtype]
     params = params_of(spec)
     vectors = vector_hooks(variant, spec.head_dim_qk, spec.head_dim_vo)
@@ -176,8 +177,8 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         by_band=variant.band_is_mask,
         skips_blocks=skips,
         all_masked=not variant.band_is_mask and not skips,
-        band_right=cpp_limit(variant.band.right) if variant.band_is_mask else None,
-        band_left=cpp_limit(variant.band.left) if variant.band_is_mask else None,
+        band_right=band_right,
+        band_left=band_left,
     )
     return GeneratedKernel(
         name=spec.name,

@@ -350,4 +350,22 @@ SCORE_CASES = {
     "nothing": VariantCase(
         Variant("late", mask=late), lambda b, h, i, j: (j <= i) & (i >= 999), scalars={"first": 999}
     ),
+    "live": VariantCase(
+        (causal() & sliding_window() & soft_cap()).live(),
+        lambda b, h, i, j: (j <= i) & (i - j < 71),
+        lambda s, b, h, i, j: 1.5 * (s / 1.5).tanh(),
+        scalars={"window_left": 70, "logits_soft_cap": 1.5},
+    ),
+    "live_prefix": VariantCase(
+        prefix_lm().live(), lambda b, h, i, j: (j <= i) | (j < 210), scalars={"prefix_length": 210}
+    ),
+    "live_rows": VariantCase(
+        Variant(
+            "tempered", row_state=tempered, output=gated, params=[Tensor("gate", "f32", 2)]
+        ).live(),
+        state=lambda lse, b, h, i: lse.clamp(min=0.25 * h) + 0.01 * (i % 3) - 0.5 * b,
+        finish=gated_on_tensors,
+        scalars={"shift": 0.3},
+        tensors={"gate": GATE},
+    ),
 }

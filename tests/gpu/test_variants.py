@@ -72,6 +72,39 @@ def test_hooks_on_rows(
 
 
 @pytest.mark.parametrize("phase", ["append", "decode"])
+def test_live_scalars_change_between_replays(phase: str, device: torch.device) -> None:
+    """Planned again with other values, the captured kernel masks and bends by those."""
+    q_len, kv_len = LENGTHS[phase]
+    rows, keys = ([0, *itertools.accumulate(x)] for x in (q_len, kv_len))
+    q = random(0, rows[-1], HEADS, DIM).to(device, torch.bfloat16)
+    k, v = (random(s, keys[-1], KV_HEADS, DIM).to(device, torch.bfloat16) for s in (1, 2))
+    out, lse = torch.empty_like(q), torch.empty(rows[-1], HEADS, device=device)
+    variant = CASES["live"].variant
+    batch = BatchAttention(HEADS, KV_HEADS, DIM, variant=variant, device=device, cuda_graph=True)
+    batch.plan(rows, RaggedKV(keys))
+    batch.run(q, k, v, out=out, lse=lse)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        batch.run(q, k, v, out=out, lse=lse)
+    for left, cap in ((LONGEST, 30.0), (70, 1.5), (0, 2.0), (129, 5.0)):
+        batch.plan(rows, RaggedKV(keys), scalars={"window_left": left, "logits_soft_cap": cap})
+        out.fill_(torch.nan)
+        graph.replay()
+        case = VariantCase(
+            variant,
+            lambda b, h, i, j, left=left: (j <= i) & (i - j <= left),
+            lambda s, b, h, i, j, cap=cap: cap * (s / cap).tanh(),
+        )
+        for b, (begin, end) in enumerate(itertools.pairwise(rows)):
+            own = slice(keys[b], keys[b + 1])
+            want, want_lse = dense(q[begin:end], k[own], v[own], b, case)
+            got = oracle64.errors(out[begin:end], lse[begin:end], want, want_lse)
+            err, row, far, exact = got
+            assert err <= BOUNDS["bf16"] and row <= ROW_BOUND and far <= LSE_BOUND and exact
+
+
+@pytest.mark.parametrize("phase", ["append", "decode"])
 def test_documents_change_between_replays(phase: str, device: torch.device) -> None:
     """What may be skipped is found out anew in each replay."""
     q_len, kv_len = LENGTHS[phase]
