@@ -89,7 +89,7 @@ def outputs(
         page_size = page_size_of(name)
     kv_format, cache = RaggedKV(keys), (k, v)
     if page_size is not None:
-        kv_format, cache = _pages(k, v, keys, page_size)
+        kv_format, cache = pages(k, v, keys, page_size)
     planned = tensors if with_plan else None
     batch.plan(rows, kv_format, scalars=case.scalars, tensors=planned)
     later = None if with_plan else tensors
@@ -102,7 +102,7 @@ def outputs(
     return out, lse, torch.cat([x for x, _ in wanted]), torch.cat([x for _, x in wanted])
 
 
-def _pages(
+def pages(
     k: torch.Tensor, v: torch.Tensor, keys: list[int], size: int
 ) -> tuple[PagedKV, tuple[torch.Tensor, ...]]:
     """The same keys in pages of `size`, the pages of a request from the back to the front."""
