@@ -17,15 +17,13 @@ from tests.gpu.variant_case import (
     KV_HEADS,
     LENGTHS,
     LONGEST,
-    ROW_LENGTHS,
     VariantCase,
     dense,
     random,
 )
 from tests.gpu.variant_cases import (
     CASES,
-    PAGE_SIZES,
-    ROW_CASES,
+    EVERYWHERE,
     outputs,
 )
 
@@ -46,11 +44,9 @@ def test_against_a_dense_formula(
     assert exact or CASES[name].finish is not None  # which empty rows have as well
 
 
-@pytest.mark.parametrize("page_size", PAGE_SIZES)
-@pytest.mark.parametrize("phase", ROW_LENGTHS)
 @pytest.mark.parametrize("schedule", [None, "hopper_tile", "ampere_tile"])
-@pytest.mark.parametrize("name", ROW_CASES)
-def test_hooks_on_rows(
+@pytest.mark.parametrize(("name", "phase", "page_size"), EVERYWHERE)
+def test_every_kernel_and_format(
     name: str,
     schedule: str | None,
     phase: str,
@@ -64,7 +60,7 @@ def test_hooks_on_rows(
         name, phase, device, torch.bfloat16, schedule=schedule, page_size=page_size
     )
     err, row, far, exact = oracle64.errors(out, lse, want, want_lse)
-    record("G", f"row hooks {name} {phase} {schedule} page {page_size}", err=err)
+    record("G", f"variant {name} {phase} {schedule} page {page_size}", err=err)
     assert err <= BOUNDS["bf16"] and row <= ROW_BOUND and far <= LSE_BOUND
     assert exact or CASES[name].finish is not None
     if lse is not None:
