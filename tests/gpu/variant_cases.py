@@ -43,10 +43,12 @@ BUILT_IN = (
 )  # fmt: skip
 """Cases of built-in variants that act on scores; and one that was planned by nobody."""
 BUILT_IN_VECTORS = tuple(
-    name
-    for name in VECTOR_CASES
-    if name.rpartition("_")[0] in ("rope", "rope_partly", "rope_at", "qk_norm_rope", "streaming")
-)
+    f"{name}_{page_size or 'ragged'}"
+    for page_size in PAGE_SIZES
+    for name in (
+        "rope", "rope_partly", "rope_llama3", "rope_yarn", "rope_at", "qk_norm_rope", "streaming",
+    )
+)  # fmt: skip
 """Cases of those that transform rows, each in every KV format already."""
 EVERYWHERE = [
     *itertools.product(BUILT_IN, LENGTHS, PAGE_SIZES),
