@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from cute_attn import BatchAttention, RaggedKV
+from cute_attn import BatchAttention, DeviceKV, RaggedKV
 from tests.gpu import oracle64
 from tests.gpu.check import BOUNDS, LSE_BOUND, ROW_BOUND
 from tests.gpu.variant_case import (
@@ -67,24 +67,39 @@ def test_every_kernel_and_format(
         assert torch.equal(lse.isneginf(), want_lse.isneginf())
 
 
-@pytest.mark.parametrize("phase", ["append", "decode"])
-def test_live_scalars_change_between_replays(phase: str, device: torch.device) -> None:
-    """Planned again with other values, the captured kernel masks and bends by those."""
-    q_len, kv_len = LENGTHS[phase]
+@pytest.mark.parametrize("plans", ["append", "decode", "decode on the device"])
+def test_live_scalars_change_between_replays(plans: str, device: torch.device) -> None:
+    """Planned again with other values, the captured kernel masks and bends by those. A captured
+    plan keeps its window."""
+    q_len, kv_len = LENGTHS[plans.split()[0]]
     rows, keys = ([0, *itertools.accumulate(x)] for x in (q_len, kv_len))
     q = random(0, rows[-1], HEADS, DIM).to(device, torch.bfloat16)
     k, v = (random(s, keys[-1], KV_HEADS, DIM).to(device, torch.bfloat16) for s in (1, 2))
     out, lse = torch.empty_like(q), torch.empty(rows[-1], HEADS, device=device)
     variant = CASES["live"].variant
     batch = BatchAttention(HEADS, KV_HEADS, DIM, variant=variant, device=device, cuda_graph=True)
+    kv = DeviceKV.from_ragged(torch.tensor(keys, dtype=torch.int32, device=device), keys[-1])
+    on_device = "device" in plans
+
+    def plan(left: int, cap: float) -> None:
+        scalars = {"window_left": left, "logits_soft_cap": cap}
+        if on_device:
+            batch.plan_on_device(kv, scalars=scalars)
+        else:
+            batch.plan(rows, RaggedKV(keys), scalars=scalars)
+
     batch.plan(rows, RaggedKV(keys))
+    plan(70, 30.0)
     batch.run(q, k, v, out=out, lse=lse)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        if on_device:
+            plan(70, 30.0)
         batch.run(q, k, v, out=out, lse=lse)
     for left, cap in ((LONGEST, 30.0), (70, 1.5), (0, 2.0), (129, 5.0)):
-        batch.plan(rows, RaggedKV(keys), scalars={"window_left": left, "logits_soft_cap": cap})
+        left = 70 if on_device else left
+        plan(left, cap)
         out.fill_(torch.nan)
         graph.replay()
         case = VariantCase(

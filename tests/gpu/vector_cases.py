@@ -145,6 +145,11 @@ VECTOR_CASES = {
             causal() & rope(),
             {"query": _turned_far, "key": _turned_far, "scalars": {"rope_theta": 5e5}, "dim": 128},
         ),
+        (
+            "rope_live",
+            (causal() & rope()).live(),
+            {"query": _turned_far, "key": _turned_far, "scalars": {"rope_theta": 5e5}},
+        ),
         ("rope_partly", causal() & rope(layout="interleaved", rotary_dim=32),
          {"query": _partly, "key": _partly}),
         (
