@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cute_attn.abi import Field, ParameterBlock
 from cute_attn.codegen.ranges import table_field
+from cute_attn.codegen.scalars import scalar_field
 from cute_attn.variants import Tensor, Variant
 
 _ROWS = (
@@ -112,7 +113,7 @@ _OWN = {
 
 
 def _variant_fields(variant: Variant) -> tuple[Field, ...]:
-    fields = [Field(s.name, s.kind, s.comment) for s in variant.scalars]
+    fields = [scalar_field(s) for s in variant.scalars]
     fields += [field for t in variant.tensors for field in tensor_fields(t)]
     if variant.block_test is not None:
         fields += map(table_field, variant.block_test.tables)

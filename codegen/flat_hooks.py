@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cute_attn.codegen.hooks import BLOCK_CORNERS, scalars_read, values_struct, wrapped
+from cute_attn.codegen.scalars import with_live
 from cute_attn.variants import Variant
 from cute_attn.variants.band import Band
 from cute_attn.variants.expression import Expression
@@ -71,7 +72,9 @@ def flat_hooks(variant: Variant, *, mask: bool) -> FlatHooks:
         return FlatHooks()
     parts = [_elements(elements, variant)]
     if not mask:
-        value = cpp_values({"flat": test.flat}, test.limits)
+        value = [
+            with_live(x, variant.scalars) for x in cpp_values({"flat": test.flat}, test.limits)
+        ]
         value[-1] = value[-1].replace("bool const flat = ", "return ")
         parts.append(
             "// Whether a block of scores is flat.\n"

@@ -11,8 +11,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 
 from cute_attn.codegen.ranges import read_function
+from cute_attn.codegen.scalars import CPP_KINDS, over_params, read_scalar, with_live
 from cute_attn.variants import Hook, Scalar, Tensor, Variant
-from cute_attn.variants.band import Limit, as_expression
+from cute_attn.variants.band import Band, Limit, as_expression
 from cute_attn.variants.blocks import BlockTest
 from cute_attn.variants.domain import bounds
 from cute_attn.variants.expression import Expression
@@ -26,7 +27,6 @@ from cute_attn.variants.printer import (
 )
 from cute_attn.variants.program import ROW_ROLES, VECTOR_ROLES, Program
 
-_CPP = {"f32": "float", "i32": "int32_t"}
 _BACK = "#line back"  # until the whole file is known
 
 # C++ text knows nothing of `values` and `lag`, which it may call its own: there they have no names.
@@ -62,7 +62,7 @@ def cpp_hooks(variant: Variant, *, mask: bool = True, flat: bool = False) -> str
         parts += _functions(role, variant.hooks[role], variant.scalars)
     if mask and variant.block_test is not None:
         parts += map(read_function, variant.block_test.tables)
-        parts.append(_block_function(variant.block_test, flat=flat))
+        parts.append(_block_function(variant.block_test, variant.scalars, flat=flat))
     return "\n\n".join(parts)
 
 
@@ -95,8 +95,7 @@ def values_struct(
     """
     fields = [f"  {CPP_TYPES[value.kind]} {field};" for field, value in values.items()]
     body = "\n".join([*cpp_values(values, bounds), f"return {{{', '.join(values)}}};"])
-    if names := "|".join(s.name for s in scalars):
-        body = re.sub(rf"\b({names})\b", r"params.\1", body)
+    body = over_params(body, scalars)
     last = rf"\w+ const ({next(iter(values))}) = (.{{,{_LONGEST}}});\nreturn {{\1}};"
     body = re.sub(last, r"return {\2};", body)
     return "\n".join(
@@ -135,11 +134,9 @@ def cpp_row_hooks(variant: Variant) -> str:
     return "\n\n".join([*parts, "\n".join([*lines, "};"])])
 
 
-def _of_params(expression: Expression) -> str:
+def _of_params(expression: Expression, scalars: tuple[Scalar, ...]) -> str:
     """An expression of scalars over `params`."""
-    text = cpp_expression(expression)
-    if names := "|".join(sorted(expression.reads)):
-        text = re.sub(rf"\b({names})\b", r"params.\1", text)
+    text = over_params(cpp_expression(expression), scalars)
     return text if re.fullmatch(r"[\w.]+(\(.*\))?", text) else f"({text})"
 
 
@@ -151,7 +148,7 @@ def hidden_score(variant: Variant) -> str:
 def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
     """Headers that hooks and the limits of the band need, beside softmax.hpp and
     vector_hooks.hpp."""
-    limits = [cpp_limit(x) or "" for x in (variant.band.left, variant.band.right)]
+    limits = [x or "" for x in cpp_band(variant.band, variant.scalars)]
     rows = cpp_row_hooks(variant)
     vectors = [hook.cpp for hook in variant.vector_hooks.values()]
     own = variant.read_by(*VECTOR_ROLES)
@@ -165,11 +162,15 @@ def hook_headers(variant: Variant, *, mask: bool = True) -> list[str]:
     return found + ["cute_attn/visible_blocks.hpp"] * ("variant_block" in words)
 
 
-def cpp_limit(limit: Limit | None) -> str | None:
-    """A limit of a band as a C++ expression over `params`; None if there is none."""
-    if limit is None or isinstance(limit, int):
-        return None if limit is None else str(limit)
-    return f"min({_of_params(as_expression(limit))}, 1 << 30)"
+def cpp_band(band: Band, scalars: tuple[Scalar, ...]) -> tuple[str | None, str | None]:
+    """Left and right limit of a band as C++ expressions over `params`; None if there is none."""
+
+    def limit(value: Limit | None) -> str | None:
+        if value is None or isinstance(value, int):
+            return None if value is None else str(value)
+        return f"min({_of_params(as_expression(value), scalars)}, 1 << 30)"
+
+    return limit(band.left), limit(band.right)
 
 
 def number_lines(text: str) -> str:
@@ -209,15 +210,15 @@ BLOCK_CORNERS = (
 """Arguments of a function of a block of scores."""
 
 
-def _block_function(test: BlockTest, *, flat: bool) -> str:
+def _block_function(test: BlockTest, scalars: tuple[Scalar, ...], *, flat: bool) -> str:
     """The function that tells how much of a block of scores the mask leaves, and, with `flat`,
     whether the block is flat."""
     title = "// What the mask leaves of a block of scores, from bounds of its trace over the block."
     wanted = test.visible._asdict()
     if flat and test.flat is not None:
         wanted["flat"] = test.flat
-    values = cpp_values(wanted, test.limits)
-    body = [*values, f"return {{{', '.join(wanted)}}};"]
+    body = [with_live(value, scalars) for value in cpp_values(wanted, test.limits)]
+    body.append(f"return {{{', '.join(wanted)}}};")
     head = wrapped(f"CUTE_DEVICE BlockClass variant_block({BLOCK_CORNERS}) {{")
     return "\n".join([title, head, *(f"  {line}" for line in body), "}"])
 
@@ -264,7 +265,7 @@ def _functions(role: str, hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
 def scalars_read(parameters: Iterable[Parameter], names: Collection[str]) -> list[str]:
     """Scalars under their own names, as far as a function reads them."""
     return [
-        f"  {_CPP[s.kind]} const {s.name} = params.{s.name};"
+        f"  {CPP_KINDS[s.kind]} const {s.name} = {read_scalar(s)};"
         for s in parameters
         if isinstance(s, Scalar) and s.name in names
     ]

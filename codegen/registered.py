@@ -17,8 +17,8 @@ import jinja2
 from cute_attn.abi import ParameterBlock
 from cute_attn.codegen.attention_params import attention_params
 from cute_attn.codegen.hooks import (
+    cpp_band,
     cpp_hooks,
-    cpp_limit,
     cpp_row_hooks,
     hidden_score,
     hook_headers,
@@ -102,6 +102,7 @@ class RegisteredTemplate:
         if reasons := self.reasons(spec):
             raise UnsupportedSpecError(spec.name, reasons)
         params, variant, smem = self.params_of(spec), spec.variant, self.smem_bytes(spec)
+        band_left, band_right = cpp_band(variant.band, variant.scalars)
         values = {
             "name": spec.name,
             "spec": spec,
@@ -112,8 +113,8 @@ class RegisteredTemplate:
             "row_hooks": cpp_row_hooks(variant),
             "hook_headers": hook_headers(variant),
             "hidden": hidden_score(variant),
-            "band_left": cpp_limit(variant.band.left),
-            "band_right": cpp_limit(variant.band.right),
+            "band_left": band_left,
+            "band_right": band_right,
             "smem_bytes": smem,
             **(self.values(spec) if self.values is not None else {}),
         }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from cute_attn.codegen.hooks import accessor
+from cute_attn.codegen.scalars import read_scalar
 from cute_attn.variants import Hook, Scalar, Variant
 from cute_attn.variants.program import ROW_ROLES, VECTOR_ROLES
 from cute_attn.variants.vector_printer import VectorFunctions, as_statements, vector_functions
@@ -192,7 +193,7 @@ def _function(name: str, body: str, scalars: tuple[Scalar, ...], columns: int) -
     for s in scalars:
         if _has(body, s.name):
             own = "int32_t" if s.kind == "i32" else "double" if kind == "double" else "float"
-            lines.append(f"    {own} const {s.name} = params.{s.name};")
+            lines.append(f"    {own} const {s.name} = {read_scalar(s)};")
     text = as_statements(body)
     for argument, members in _MEMBERS.items():
         if f" {argument}" in arguments:

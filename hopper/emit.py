@@ -11,8 +11,8 @@ from cute_attn.abi import ParameterBlock
 from cute_attn.codegen.attention_params import attention_params
 from cute_attn.codegen.flat_hooks import flat_hooks
 from cute_attn.codegen.hooks import (
+    cpp_band,
     cpp_hooks,
-    cpp_limit,
     cpp_row_hooks,
     hidden_score,
     hook_headers,
@@ -124,6 +124,9 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     if reasons := supports(spec):
         raise UnsupportedSpecError(spec.name, reasons)
     tile, variant = spec.tile, spec.variant
+    band_left, band_right = (
+        cpp_band(variant.band, variant.scalars) if variant.band_is_mask else (None, None)
+    )
     element, mma_type = _ELEMENTS[spec.dtype]
     params = params_of(spec)
     vectors = vector_hooks(variant, spec.head_dim_qk, spec.head_dim_vo)
@@ -136,6 +139,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     q_bytes, k_bytes, v_bytes = tiles.tile_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
     skips = variant.block_test is not None
     flat = flat_hooks(variant, mask=not variant.band_is_mask)
+    flat_left, flat_right = cpp_band(flat.band, variant.scalars)
     text = render(
         _HERE / "templates" / "tile.cu.jinja",
         spec=spec,
@@ -148,8 +152,8 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         params_struct=cpp_struct(params),
         hooks=cpp_hooks(variant, mask=not variant.band_is_mask, flat=bool(flat)),
         flat=flat,
-        flat_left=cpp_limit(flat.band.left),
-        flat_right=cpp_limit(flat.band.right),
+        flat_left=flat_left,
+        flat_right=flat_right,
         row_hooks=cpp_row_hooks(variant),
         output_hooks=_output_hooks(variant),
         hidden=hidden_score(variant),
@@ -181,8 +185,8 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         by_band=variant.band_is_mask,
         skips_blocks=skips,
         all_masked=not variant.band_is_mask and not skips,
-        band_right=cpp_limit(variant.band.right) if variant.band_is_mask else None,
-        band_left=cpp_limit(variant.band.left) if variant.band_is_mask else None,
+        band_right=band_right,
+        band_left=band_left,
     )
     return GeneratedKernel(
         name=spec.name,

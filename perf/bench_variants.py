@@ -18,6 +18,7 @@ import torch
 from cute_attn import BatchAttention, Problem, RaggedKV, choose
 from perf import compare, harness
 from perf.cases.variants import (
+    AGAINST_PLAIN,
     DECODE_HEADS,
     DECODE_KEYS,
     DECODE_KV_HEADS,
@@ -29,7 +30,6 @@ from perf.cases.variants import (
     SHAPES,
     STREAMING,
     STREAMING_HEADS,
-    AGAINST_PLAIN,
     VariantCase,
     streaming_cases,
     variant_cases,

@@ -1,5 +1,5 @@
 """Architecture-neutral kernels: merge of partial results, merge of states, append to a cache, the
-planner of decode steps, ranges of tensors.
+planner of decode steps, ranges of tensors; and samples of hooks, which are looked at only.
 
 Each module has an `emit_*` that returns a `GeneratedKernel` and a `*_grid` that says how to launch
 it.
@@ -17,6 +17,7 @@ from cute_attn.codegen.kernels.block_ranges import (
     emit_block_ranges,
     range_tables,
 )
+from cute_attn.codegen.kernels.hook_sample import SAMPLED, emit_hook_sample
 from cute_attn.codegen.kernels.merge import emit_merge, merge_grid
 from cute_attn.codegen.kernels.merge_states import (
     emit_merge_states,
@@ -31,11 +32,13 @@ from cute_attn.codegen.kernels.plan_decode import (
 
 __all__ = [
     "ROPE_STYLES",
+    "SAMPLED",
     "append_grid",
     "append_params",
     "block_ranges_grid",
     "emit_append",
     "emit_block_ranges",
+    "emit_hook_sample",
     "emit_merge",
     "emit_merge_states",
     "emit_plan_decode",

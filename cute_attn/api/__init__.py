@@ -4,6 +4,7 @@ from cute_attn.api.append import RoPE, append_paged_kv
 from cute_attn.api.batch import BatchAttention
 from cute_attn.api.dispatch import Problem, choose, supports
 from cute_attn.api.flex import from_flex
+from cute_attn.api.hook_cost import hook_instructions
 from cute_attn.api.kernel import Kernel, build, warmup
 from cute_attn.api.one_shot import attention, single_decode, single_prefill
 from cute_attn.api.states import merge_states
@@ -63,6 +64,7 @@ __all__ = [
     "document_mask",
     "from_flex",
     "full",
+    "hook_instructions",
     "merge_states",
     "pack_masks",
     "prefix_lm",

@@ -56,7 +56,7 @@ class BatchAttention:
             attention kernel needs one, is always launched. Plan, capture run() once, then plan()
             before each replay on the stream of the replay (or capture plan_on_device() as well). A
             captured graph also keeps the addresses of q, k, v, out and lse, page_size, sm_scale and
-            scalars.
+            scalars, but for live ones (`Variant.live`), which every plan() sends to the device.
         max_requests: most requests of a step; default: grows (cuda_graph: as many as the first
             plan's, rounded up).
         max_pages: most entries of a page table; default as for max_requests.
@@ -375,7 +375,8 @@ class BatchAttention:
     def _set_step(self, step: AnyStep, parameters: Parameters) -> None:
         self._step = step
         # Argument blocks compare it by identity; it also keeps its tensors alive.
-        if parameters != self._parameters or parameters.tensors or parameters.missing:
+        other = parameters != self._parameters or parameters.scalars != self._parameters.scalars
+        if other or parameters.tensors or parameters.missing:
             self._parameters = parameters
             self._overrides.clear()
 
@@ -410,7 +411,7 @@ class BatchAttention:
             return_lse: also return the log-sum-exp of each row's scores (natural logarithm), as a
                 row_state hook returns it. Not for variants without softmax.
             scalars: other values for the variant's scalars than planned; not for those that decide
-                which keys are read (e.g. window_left: plan again).
+                which keys are read (e.g. window_left: plan again), and not for live ones.
             tensors: the variant's tensors, where they are others than planned.
 
         Returns:
@@ -455,6 +456,12 @@ class BatchAttention:
             assert self._step is not None
             variant, planned = self._shape.variant, self._parameters
             values = variant.values({**planned.scalars, **scalars})
+            for s in variant.scalars:
+                if s.live and values[s.name] != planned.scalars[s.name]:
+                    raise ValueError(
+                        f"scalar {s.name!r} is live: kernels read what plan() was given, which is"
+                        f" {planned.scalars[s.name]}; give {values[s.name]} to plan()"
+                    )
             if variant.band.resolve(values) != self._step.band:
                 raise ValueError(
                     f"scalars {dict(scalars)} change which keys are read (planned for"

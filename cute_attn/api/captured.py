@@ -22,9 +22,18 @@ class Captured:
         self._rows: int | None = None  # query rows, the fewest
         self._kv: int | None = None  # KV rows or pages, the fewest
         self._table: int | None = None  # address of the page table
+        self._scalars: list[dict[str, float | int]] = []  # of steps, live ones not among them
+        self._band: tuple[int, int] | None = None  # of plans that are in graphs
         self._parameters: list[Parameters] = []  # graphs read their tensors
 
-    def note(self, rows: int, kv: int, table: int, parameters: Parameters) -> None:
+    def note(
+        self,
+        rows: int,
+        kv: int,
+        table: int,
+        parameters: Parameters,
+        scalars: dict[str, float | int],
+    ) -> None:
         """A run is being captured.
 
         Args:
@@ -32,6 +41,7 @@ class Captured:
             kv: rows or pages of its KV.
             table: address of its page table.
             parameters: of the variant.
+            scalars: of the step, those that the graph keeps.
         """
         if parameters.tensors and all(p is not parameters for p in self._parameters):
             self._parameters.append(parameters)
@@ -40,6 +50,33 @@ class Captured:
         self._rows = rows if self._rows is None else min(rows, self._rows)
         self._kv = kv if self._kv is None else min(kv, self._kv)
         self._table = table
+        if scalars not in self._scalars:
+            self._scalars.append(scalars)
+
+    def note_plan(self, band: tuple[int, int] | None) -> None:
+        """A plan on the device is being captured; `band`: of its step, if live scalars decide it
+        for the kernels of the graph."""
+        self.plans_itself, self._band = True, band
+
+    def check_scalars(self, scalars: dict[str, float | int], band: tuple[int, int]) -> None:
+        """Raises ValueError for values that no captured run has.
+
+        Args:
+            scalars: of the step, those that graphs keep.
+            band: of the step.
+        """
+        if self._scalars and scalars not in self._scalars:
+            kept = self._scalars[-1]
+            name = next(name for name in scalars if kept[name] != scalars[name])
+            raise ValueError(
+                f"scalar {name!r} is {scalars[name]}, but a captured graph keeps {kept[name]};"
+                f" variant.live({name!r}) is the variant whose graphs see new values"
+            )
+        if self._band not in (None, band):
+            raise ValueError(
+                f"scalars change which keys are read: the band is {band}, but a captured"
+                f" plan_on_device() plans for {self._band}; capture it again"
+            )
 
     def check(self, step: AnyStep) -> None:
         """Raises ValueError for a step that does not fit in the tensors."""

@@ -28,6 +28,7 @@ from cute_attn.api.fixed_plans import FixedPlans
 from cute_attn.api.kernel import Kernel
 from cute_attn.api.kernel_choice import KernelChoice
 from cute_attn.api.launch_set import LaunchSet, Paging
+from cute_attn.api.live_scalars import LiveScalars
 from cute_attn.api.parameters import Parameters
 from cute_attn.api.partials import PartialsAt, Workspace
 from cute_attn.api.plan_store import PlanStore
@@ -118,6 +119,10 @@ class CudaBatch:
         if batch_invariant:
             self._fixed = FixedPlans(shape.device, max_requests, max_pages, cuda_graph=cuda_graph)
         self._captured = Captured()
+        self._live: LiveScalars | None = None  # the launch beside another one reads that one's
+        if launch == 0 and any(s.live for s in shape.variant.scalars):
+            self._live = LiveScalars(shape.variant, shape.device)
+        self._frozen = tuple(s.name for s in shape.variant.scalars if not s.live)
         self._planner: DevicePlanner | None = None  # made by the first plan_on_device()
         # The launch beside another one reads what that one's ranges are.
         self._reads_ranges = launch == 0 and bool(range_tables(shape.variant))
@@ -210,8 +215,10 @@ class CudaBatch:
         check_device_step(step, geometry, self._num_blocks)
         table = kv.page_table
         capturing = torch.cuda.is_current_stream_capturing()
+        if capturing and self._live is not None:
+            self._live.check_captured(step.scalars)
         if not capturing:
-            self._captured.check(step)
+            self._check_captured(step)
             self._captured.check_table(0 if table is None else table.data_ptr())
         with torch.cuda.device(self._index):
             if self._planner is None:
@@ -219,13 +226,16 @@ class CudaBatch:
                 self._planner = DevicePlanner(arch, self._shape.device, self._num_blocks)
             address = self._store.place(self._num_blocks, kv.num_requests, table)
             self._order.before_plan()
+            if self._live is not None and not capturing:
+                self._live.write(step.scalars)
             stream = self._current_stream(self._index)
             self._planner.plan(step, geometry, kernels.cost, address, stream)
             self._store.placed()
         # A dependent launch would read the plan while it is written.
         self._launch, self._after_planner = kernels.launch_first, True
-        self._captured.plans_itself = capturing
+        self._captured.plans_itself = False
         if capturing:
+            self._captured.note_plan(step.band if self._live and self._live.in_band else None)
             self._in_graphs.append(kv)
         self._set_step(step, None, self._store.table_address)
 
@@ -238,6 +248,8 @@ class CudaBatch:
         """
         if parameters.tensors and not torch.cuda.is_current_stream_capturing():
             self._captured.check_tensors(parameters)
+        if self._live is not None:
+            parameters.update(self._live.addresses)
         if not self._reads_ranges:
             return
         with torch.cuda.device(self._index):
@@ -280,7 +292,7 @@ class CudaBatch:
     def _prepare(self, step: Step, num_sms: int) -> _Prepared:
         """Kernel and plan of one launch on `num_sms` SMs."""
         spec = self._spec_of(step, num_sms)
-        self._captured.check(step)
+        self._check_captured(step)
         if self._fixed is None:
             self._workspace.check(self._size_of(spec), spec.schedule)
         kernels = self._sets.get(spec)
@@ -321,6 +333,8 @@ class CudaBatch:
             place = table_address or self._store.table_place(plan, step)
             self._captured.check_table(place)
         self._order.before_plan()
+        if self._live is not None:
+            self._live.write(step.scalars)
         if self._fixed is None:
             self._partials = self._workspace.reserve(self._size_of(spec))
         else:
@@ -450,7 +464,8 @@ class CudaBatch:
             self._before_run_elsewhere()
         if self._cuda_graph and torch.cuda.is_current_stream_capturing():
             table = self._paging.table_address
-            self._captured.note(q.shape[0], binding.capacity, table, parameters)
+            kept = self._kept(self._step)
+            self._captured.note(q.shape[0], binding.capacity, table, parameters, kept)
         if self._ranges is not None:
             self._ranges.run(parameters, stream)
         self._launch(self._num_blocks, stream, arguments.address)
@@ -475,6 +490,15 @@ class CudaBatch:
         self._row_fields = (plan, *partials, *q_strides, *out_strides)
         self._merge_fields = (plan, *self._partials[:2], *out_strides)
         return self._row_fields
+
+    def _check_captured(self, step: AnyStep) -> None:
+        """Raises ValueError for a step that captured graphs cannot serve."""
+        self._captured.check(step)
+        self._captured.check_scalars(self._kept(step), step.band)
+
+    def _kept(self, step: AnyStep) -> dict[str, float | int]:
+        """Scalars of a step that a captured graph keeps."""
+        return {name: step.scalars[name] for name in self._frozen}
 
     def _before_run_elsewhere(self) -> None:
         assert self._store.uploaded is not None

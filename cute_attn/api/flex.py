@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from cute_attn.variants import Variant
 from cute_attn.variants.expression import ARGUMENTS
+from cute_attn.variants.tensor_row import TensorRow
 from cute_attn.variants.traced import Traced
 from cute_attn.variants.traced_tensor import TracedTensor, captured
 
@@ -76,10 +77,11 @@ class _CaptureTensors(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.__getitem__ and _is_traced(args[1]):
             return self._parameter(args[0])[args[1]]
-        for x in (*args, *kwargs.values()):
-            if isinstance(x, (Traced, TracedTensor)):
-                return x.__torch_function__(func, types, args, kwargs)
-        return func(*args, **kwargs)
+        traced = [x for x in (*args, *kwargs.values()) if isinstance(x, (Traced, TracedTensor))]
+        if not traced:
+            return func(*args, **kwargs)
+        first = next((x for x in traced if isinstance(x, TensorRow)), traced[0])
+        return first.__torch_function__(func, types, args, kwargs)
 
     def _parameter(self, tensor: torch.Tensor) -> TracedTensor:
         if id(tensor) not in self._known:

@@ -38,6 +38,7 @@ class View(str, Enum):
     SASS = "sass"
     PTX = "ptx"
     PLAN = "plan"
+    VARIANT = "variant"
 
 
 class Device(str, Enum):

@@ -120,7 +120,8 @@ def show_command(
     ] = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Show one kernel: its source, resources, SASS, PTX, or the plan of a real step for it."""
+    """Show one kernel: its source, resources, SASS, PTX, the plan of a real step for it, or what
+    became of its variant."""
     from cute_attn.cli import show, show_plan
     from cute_attn.cli.compile import arch_here
 

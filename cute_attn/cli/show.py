@@ -13,6 +13,7 @@ from rich.syntax import Syntax
 
 from cute_attn.api import Kernel, KernelSpec, Problem, build, choose
 from cute_attn.api.dispatch import emit, with_tile
+from cute_attn.api.hook_cost import hook_instructions
 from cute_attn.cli.presets import variant_of
 from cute_attn.cli.terminal import output, table
 from cute_attn.runtime import supports_arch
@@ -71,6 +72,8 @@ def run(spec: KernelSpec, what: str, *, as_json: bool) -> None:
     """Prints one view of a kernel; of its plans: `show_plan`."""
     if what == "resources":
         _show_resources(build(spec), as_json)
+    elif what == "variant":
+        _show_variant(spec, as_json)
     else:
         text = emit(spec).text if what == "source" else str(getattr(build(spec), what))
         if as_json:
@@ -119,6 +122,19 @@ def resource_facts(kernel: Kernel) -> dict[str, Any]:
         },
         "lint": kernel.lint(),
     }
+
+
+def _show_variant(spec: KernelSpec, as_json: bool) -> None:
+    counted = hook_instructions(spec.variant, spec.arch)
+    if as_json:
+        facts = {"name": spec.variant.name, "shown": spec.variant.show(), "instructions": counted}
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    lines = [spec.variant.show()]
+    for role, counts in counted.items():
+        words = ", ".join(f"{number:g} {kind}" for kind, number in counts.items() if number)
+        lines.append(f"\n{role}, in machine code of {spec.arch}: {words or 'none'}")
+    typer.echo("".join(lines))
 
 
 def _show_resources(kernel: Kernel, as_json: bool) -> None:

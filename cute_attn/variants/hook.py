@@ -6,14 +6,14 @@ import ast
 import linecache
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
 from cute_attn.variants.build import operate
 from cute_attn.variants.errors import Place, users_place
-from cute_attn.variants.parameters import Parameter, join
+from cute_attn.variants.parameters import Parameter, join, made_live
 from cute_attn.variants.program import Program, composed, trace
 
 
@@ -75,6 +75,15 @@ class Hook:
         if read := [name for name in values if self.reads(name)]:
             raise ValueError(f"hook {self.name!r} is C++ text and reads {read[0]!r} at run time")
         return self
+
+    def live(self, names: Collection[str]) -> Hook:
+        """With scalars of these names live."""
+        if self.parts:
+            return replace(self, parts=tuple(part.live(names) for part in self.parts))
+        if self.program is None:
+            return self
+        program = replace(self.program, parameters=made_live(self.program.parameters, names))
+        return replace(self, program=program, evaluate=program)
 
     @property
     def is_text(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cute_attn.variants.activations import ACTIVATIONS
 from cute_attn.variants.operations import OPERATIONS
 from cute_attn.variants.traced import (
     Traced,
@@ -51,22 +52,6 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Traced:
     return Traced(lift(x)) if max is None else apply("min", x, max)
 
 
-def softplus(x: Any, beta: float = 1, threshold: float = 20) -> Traced:
-    """log(1 + exp(beta x)) / beta; x where beta x is above `threshold`."""
-    scaled = x * beta
-    return apply("where", scaled > threshold, x, apply("log", 1 + apply("exp", scaled)) / beta)
-
-
-def gelu(x: Any, *, approximate: str = "none") -> Traced:
-    """x Phi(x), by the error function or by tanh."""
-    if approximate == "tanh":
-        bent = apply("tanh", 0.7978845608028654 * (x + 0.044715 * x * x * x))
-    else:
-        bent = apply("erf", x * 0.7071067811865476)
-    result: Traced = 0.5 * x * (1 + bent)
-    return result
-
-
 def _like(value: float) -> Callable[..., Traced]:
     """`ones_like` and its kin: a constant of the kind of the tensor, or of `dtype`."""
 
@@ -77,6 +62,7 @@ def _like(value: float) -> Callable[..., Traced]:
 
 
 _COMPOSED: dict[str, Callable[..., Any]] = {
+    **ACTIVATIONS,
     "floor_divide": floor_divide,
     "floordiv": floor_divide,
     "remainder": remainder,
@@ -89,15 +75,13 @@ _COMPOSED: dict[str, Callable[..., Any]] = {
     "invert": lambda x: ~Traced(lift(x)),
     "clamp": clamp,
     "clip": clamp,
-    "relu": lambda x, inplace=False: apply("max", x, 0),
+    "clamp_min": lambda x, min: apply("max", x, min),
+    "clamp_max": lambda x, max: apply("min", x, max),
     "square": lambda x: power(x, 2),
     "reciprocal": lambda x: apply("div", 1.0, x),
     "log1p": lambda x: apply("log", 1 + x),
     "expm1": lambda x: apply("exp", x) - 1,
     "log10": lambda x: apply("log2", x) * 0.3010299956639812,
-    "softplus": softplus,
-    "gelu": gelu,
-    "silu": lambda x, inplace=False: x * apply("sigmoid", x),
     "sign": lambda x: (x > 0).to(lift(x).kind) - (x < 0).to(lift(x).kind),
     "positive": lambda x: x,
     "logical_and": lambda x, y: _truth(x) & _truth(y),
@@ -125,7 +109,7 @@ for _alias, _target in (
     _COMPOSED[_alias] = _COMPOSED[_target]
 
 # In-place and class methods have no place among scalars; these are functions only.
-_NO_METHODS = {"softplus", "gelu", "silu", "and", "or"}
+_NO_METHODS = {*ACTIVATIONS, "and", "or"} - {"relu"}
 
 
 def find(name: str) -> Callable[..., Any] | None:
@@ -149,4 +133,4 @@ def method(name: str) -> Callable[..., Any] | None:
 
 
 assert all(name in OPERATIONS for name in (*_SAME, *_OTHER_NAMES.values()))
-__all__ = ["clamp", "find", "kind_of", "method", "softplus"]
+__all__ = ["clamp", "find", "kind_of", "method"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.tensor import Tensor
 
@@ -24,6 +27,14 @@ def join(a: tuple[Parameter, ...], b: tuple[Parameter, ...]) -> tuple[Parameter,
 def scalars_of(parameters: tuple[Parameter, ...]) -> tuple[Scalar, ...]:
     """The scalars among them."""
     return tuple(p for p in parameters if isinstance(p, Scalar))
+
+
+def made_live(parameters: tuple[Parameter, ...], names: Collection[str]) -> tuple[Parameter, ...]:
+    """The same, scalars of these names live."""
+    return tuple(
+        replace(p, live=True) if isinstance(p, Scalar) and p.name in names else p
+        for p in parameters
+    )
 
 
 def tensors_of(parameters: tuple[Parameter, ...]) -> tuple[Tensor, ...]:

@@ -23,6 +23,7 @@ from cute_attn.variants.parameters import Parameter, join, scalars_of
 from cute_attn.variants.printer import cpp_body
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.stages import Stages, in_stages
+from cute_attn.variants.tensor_row import TensorRow
 from cute_attn.variants.traced import Traced, lift
 from cute_attn.variants.traced_tensor import TracedTensor, recording
 from cute_attn.variants.vector_printer import vector_functions
@@ -154,6 +155,8 @@ def trace(role: str, function: Callable[..., Any], declared: tuple[Parameter, ..
     place = _place_of(function)
     if returned is None:
         raise trace_error(f"the {role} function returns None; is a return missing?", place)
+    if isinstance(returned, TensorRow):
+        raise trace_error(f"the {role} function returns {returned!r}; it takes a number", place)
     result = lift(returned)
     if (role == "mask") != (result.kind == "bool"):
         kind = "a truth value" if result.kind == "bool" else result.kind
@@ -174,7 +177,9 @@ def trace(role: str, function: Callable[..., Any], declared: tuple[Parameter, ..
     names = {
         value.expression: name
         for name, value in named.items()
-        if isinstance(value, Traced) and value.expression in inside
+        if isinstance(value, Traced)
+        and not isinstance(value, TensorRow)
+        and value.expression in inside
     }
     return Program(role, result, read, names, record.places)
 

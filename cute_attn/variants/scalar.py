@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from cute_attn.variants.interval import INT_MAX, INT_MIN, WHOLE, Interval
 from cute_attn.variants.names import check_name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scalar:
     """A named number that a hook reads; given at run time, so changing it compiles nothing.
 
@@ -22,6 +22,8 @@ class Scalar:
         positive: values must be above 0.
         lower, upper: values must be at least, at most this; None: no limit. What is known of a
             scalar is used in the analysis of masks.
+        live: kernels read it from device memory, which every plan fills, not from their arguments:
+            so a captured CUDA graph sees new values.
     """
 
     name: str
@@ -29,14 +31,20 @@ class Scalar:
     default: float | int
     comment: str = ""
     positive: bool = False
-    lower: float | int | None = field(default=None, repr=False)  # in no kernel's source
-    upper: float | int | None = field(default=None, repr=False)
+    lower: float | int | None = None  # in no kernel's source
+    upper: float | int | None = None
+    live: bool = False
 
     def __post_init__(self) -> None:
         check_name("scalar", self.name)
         if self.kind not in ("i32", "f32"):
             raise ValueError(f"kind of scalar {self.name!r} is {self.kind!r}; it takes i32 or f32")
         self.check(self.default)
+
+    def __repr__(self) -> str:
+        """What kernels depend on."""
+        shown = ["name", "kind", "default", "comment", "positive", *["live"] * self.live]
+        return f"Scalar({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def check(self, value: float | int) -> None:
         """Raises TypeError, ValueError if the scalar cannot have this value."""

@@ -43,6 +43,7 @@ def _limits(s: Scalar) -> str:
     found = ["above 0"] if s.positive else []
     found += [f"{s.lower} or more"] if s.lower is not None else []
     found += [f"{s.upper} or less"] if s.upper is not None else []
+    found += ["live"] * s.live
     return f", {', '.join(found)}" if found else ""
 
 

@@ -62,8 +62,9 @@ def in_stages(
         parameters: what it reads.
         names: the user's names of values in it.
     """
-    body, exponent = _without_last_factor(root, parameters)
-    factor, replaced = _first_factor(body)
+    live = frozenset(s.name for s in scalars_of(parameters) if s.live)
+    body, exponent = _without_last_factor(root, parameters, live)
+    factor, replaced = _first_factor(body, live)
     rows: dict[str, Expression] = {}
     for value in _row_values(body):
         name = _free_name(f"{role}_{names.get(value, len(rows))}", rows)
@@ -81,7 +82,7 @@ def in_stages(
 
 
 def _without_last_factor(
-    root: Expression, parameters: tuple[Parameter, ...]
+    root: Expression, parameters: tuple[Parameter, ...], live: frozenset[str]
 ) -> tuple[Expression, Expression | None]:
     if root.op == "mul" and "score" in root.reads:
         positive = {s.name for s in scalars_of(parameters) if s.bounds[0] > 0 or s.positive}
@@ -91,12 +92,14 @@ def _without_last_factor(
                 if factor.is_constant
                 else factor.is_leaf and factor.value in positive
             )
-            if factor.is_uniform and is_positive:
+            if _on_host(factor, live) and is_positive:
                 return rest, factor
     return root, None
 
 
-def _first_factor(body: Expression) -> tuple[Expression | None, dict[Expression, Expression]]:
+def _first_factor(
+    body: Expression, live: frozenset[str]
+) -> tuple[Expression | None, dict[Expression, Expression]]:
     """What the score is multiplied with where it is read, if that is one place."""
     score = argument("score")
     users = [x for x in body.walk() if score in x.args]
@@ -105,16 +108,18 @@ def _first_factor(body: Expression) -> tuple[Expression | None, dict[Expression,
     (user,) = users
     if user.op == "mul":
         factor = user.args[1] if user.args[0] is score else user.args[0]
-        return (factor, {user: score}) if _on_host(factor) else (None, {})
-    if user.op == "div" and user.args[0] is score and _on_host(user.args[1]):
+        return (factor, {user: score}) if _on_host(factor, live) else (None, {})
+    if user.op == "div" and user.args[0] is score and _on_host(user.args[1], live):
         one = node("constant", (), "f32", 1.0)
         return node("div", (one, user.args[1]), "f32"), {user: score}
     return None, {}
 
 
-def _on_host(x: Expression) -> bool:
-    """Whether it follows from scalars: elements of tensors are on the device."""
-    return x.is_uniform and all(inner.op != "load" for inner in x.walk())
+def _on_host(x: Expression, live: frozenset[str]) -> bool:
+    """Whether it follows from scalars: elements of tensors and live scalars are on the device."""
+    return (
+        x.is_uniform and live.isdisjoint(x.reads) and all(inner.op != "load" for inner in x.walk())
+    )
 
 
 def _of_row(x: Expression) -> bool:

@@ -191,7 +191,15 @@ class Traced:
         _refuse("a traced value is a scalar and has no length")
 
     def __getitem__(self, index: Any) -> Any:
+        if index is None or index == (Ellipsis, None):
+            return self.unsqueeze(-1)
         _refuse("a traced value is a scalar and cannot be indexed")
+
+    def unsqueeze(self, dim: int) -> Any:
+        """A row of this one number, which goes with rows of tensors."""
+        from cute_attn.variants.tensor_row import as_row
+
+        return as_row(self)
 
     def __hash__(self) -> int:
         _refuse("a traced value cannot be hashed, so it is no key of a dict, set or cache")

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from cute_attn.variants.errors import Place, trace_error, users_place
 from cute_attn.variants.expression import Expression, load
 from cute_attn.variants.tensor import Captured, Tensor, kind_of_elements
+from cute_attn.variants.tensor_row import TensorRow
 from cute_attn.variants.traced import Traced, lift
 
 
@@ -42,7 +43,8 @@ def recording() -> Iterator[Record]:
 
 
 class TracedTensor:
-    """A tensor parameter in a user's hands: `table[i, j]` or `table[i][j]` gives an element."""
+    """A tensor parameter in a user's hands: `table[i, j]` or `table[i][j]` gives an element, all
+    indices but one a `TensorRow`."""
 
     def __init__(self, tensor: Tensor, indices: tuple[Expression, ...] = ()) -> None:
         self._tensor = tensor
@@ -58,7 +60,12 @@ class TracedTensor:
         if len(all_indices) > dims:
             _refuse(f"tensor {name} has {dims} dims and is indexed by {len(all_indices)}")
         if len(all_indices) < dims:
-            return TracedTensor(self._tensor, all_indices)
+            rest = TracedTensor(self._tensor, all_indices)
+            if len(all_indices) < dims - 1:
+                return rest
+            held = self._tensor.captured
+            length = None if held is None else int(held.tensor.shape[-1])
+            return TensorRow(rest.__getitem__, length, name)
         element = load(name, self._tensor.element_kind, all_indices)
         record, place = _record.get(), users_place()
         if record is not None and place is not None:
@@ -75,7 +82,7 @@ class TracedTensor:
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", repr(func))
-        _refuse(f"torch.{name} of a tensor parameter, or of a row of one, cannot be traced")
+        _refuse(f"torch.{name} of a tensor parameter cannot be traced; index it")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -33,7 +33,7 @@ from cute_attn.variants.flat import FlatTest, flat_test
 from cute_attn.variants.given import bands_of, hook_of
 from cute_attn.variants.hook import Hook, both, one_after_the_other
 from cute_attn.variants.interval import WHOLE, Interval
-from cute_attn.variants.parameters import Parameter, join, scalars_of, tensors_of
+from cute_attn.variants.parameters import Parameter, join, made_live, scalars_of, tensors_of
 from cute_attn.variants.program import ROLES, ROW_ROLES, VECTOR_ROLES
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.show import show
@@ -379,6 +379,27 @@ class Variant:
         mask = hooks.get("mask")
         if mask is not None and mask.program is not None:
             bands = bands_of(self.name, mask, parameters, None, None)
+        return Variant.__new__(Variant)._set(self.name, hooks, self.softmax, parameters, *bands)
+
+    def live(self, *names: str) -> Variant:
+        """With scalars that a captured CUDA graph does not freeze: kernels read them from device
+        memory, which every plan() fills. A load at the begin of a kernel, and a register, for each.
+
+        Args:
+            names: of scalars; default: all.
+
+        Raises:
+            ValueError: unknown names.
+        """
+        known = [s.name for s in self.scalars]
+        if unknown := sorted(set(names) - set(known)):
+            raise ValueError(
+                f"variant {self.name!r} has no scalar {unknown}; it has: {known or 'none'}"
+            )
+        chosen = names or known
+        hooks = {role: hook.live(chosen) for role, hook in self.hooks.items()}
+        parameters = made_live((*self.scalars, *self.tensors), chosen)
+        bands = self.band, self.band_is_mask
         return Variant.__new__(Variant)._set(self.name, hooks, self.softmax, parameters, *bands)
 
     def show(self) -> str:

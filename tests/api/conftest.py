@@ -17,7 +17,14 @@ import pytest
 import torch
 
 from cute_attn import BatchAttention, hopper
-from cute_attn.api import block_ranges, cuda_batch, launch_set, plan_buffer, plan_store
+from cute_attn.api import (
+    block_ranges,
+    cuda_batch,
+    launch_set,
+    live_scalars,
+    plan_buffer,
+    plan_store,
+)
 from cute_attn.api.arguments import Arguments
 from cute_attn.codegen.attention_params import attention_params
 from cute_attn.codegen.registered import REGISTERED
@@ -160,6 +167,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         (cuda_batch, "device_info", lambda index: info),
         (cuda_batch, "StreamOrder", lambda device: _FakeOrder(gpu)),
         (plan_store, "PlanBuffer", _FakeBuffer),
+        (live_scalars, "PlanBuffer", _FakeBuffer),
         (launch_set, "build", lambda spec: _FakeKernel(gpu, _not_generated(spec), spec)),
         (launch_set, "build_generated", lambda generated: _FakeKernel(gpu, generated)),
         (block_ranges, "ready", lambda generated: _FakeKernel(gpu, generated)),

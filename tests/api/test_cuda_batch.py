@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from cute_attn import BlockTableKV, PagedKV, RaggedKV, Variant, causal, document_mask
+from cute_attn import (
+    BlockTableKV,
+    PagedKV,
+    RaggedKV,
+    Variant,
+    causal,
+    document_mask,
+    sliding_window,
+    soft_cap,
+)
 from cute_attn.abi import PlanLayout
 from cute_attn.api.tensor_maps import kv_map
 from cute_attn.scheduler import ARRIVALS_BYTES
@@ -259,6 +268,54 @@ def test_captured_graphs_keep_their_tensors(fake_gpu: Any) -> None:
     batch.plan([0, 1], RaggedKV([0, 9]), tensors={"bias": bias})
     with pytest.raises(ValueError, match=r"tensor 'bias' is another one than a captured graph"):
         batch.plan([0, 1], RaggedKV([0, 10]), tensors={"bias": torch.zeros(8, 16)})
+
+
+def live_values(batch: Any, params: dict[str, Any], *names: str) -> list[int]:
+    """What is in memory where the kernel reads live i32 scalars."""
+    memory = batch._backend._live._buffer.memory
+    return [int(memory[(params[name] - memory.data_ptr()) // 4]) for name in names]
+
+
+def test_captured_graphs_see_live_scalars(fake_gpu: Any) -> None:
+    """In memory at one place, which each plan fills; no factor of them is in the block."""
+    variant = (causal() & sliding_window() & soft_cap()).live()
+    batch = fake_gpu.batch(8, 2, 128, cuda_graph=True, max_requests=8, variant=variant)
+    q, k = zeros(1, 8, 128), zeros(10, 2, 128)
+    batch.plan([0, 1], RaggedKV([0, 10]), scalars={"window_left": 5, "logits_soft_cap": 20.0})
+    fake_gpu.capturing = True
+    batch.run(q, k, k)
+    fake_gpu.capturing = False
+    first = fake_gpu.launches[-1].params
+    assert live_values(batch, first, "window_left") == [5]
+    uploads = fake_gpu.uploads
+    batch.plan([0, 1], RaggedKV([0, 9]), scalars={"window_left": 3, "logits_soft_cap": 1.5})
+    assert fake_gpu.uploads == uploads + 2
+    assert live_values(batch, first, "window_left") == [3]
+    cap = batch._backend._live._buffer.memory.view(torch.float32)[1]
+    assert cap == 1.5 and first["logits_soft_cap"] == first["window_left"] + 4
+    assert first["sm_scale"] == pytest.approx(128**-0.5)
+    batch.run(q, k, k)
+    second = fake_gpu.launches[-1].params
+    assert second["window_left"] == first["window_left"]
+    uploads = fake_gpu.uploads
+    batch.plan([0, 1], RaggedKV([0, 9]), scalars={"window_left": 3, "logits_soft_cap": 1.5})
+    assert fake_gpu.uploads == uploads + 1  # nothing has changed
+    with pytest.raises(ValueError, match=r"'logits_soft_cap' is live: .*which is 1.5; give 2.0"):
+        batch.run(q, k, k, scalars={"logits_soft_cap": 2.0})
+
+
+def test_captured_graphs_refuse_other_scalars(fake_gpu: Any) -> None:
+    variant = causal() & sliding_window() & soft_cap().live()
+    batch = fake_gpu.batch(8, 2, 128, cuda_graph=True, max_requests=8, variant=variant)
+    step = [0, 1], RaggedKV([0, 10])
+    batch.plan(*step, scalars={"window_left": 5})
+    batch.plan(*step, scalars={"window_left": 6})  # nothing is captured
+    fake_gpu.capturing = True
+    batch.run(zeros(1, 8, 128), *[zeros(10, 2, 128)] * 2)
+    fake_gpu.capturing = False
+    batch.plan(*step, scalars={"window_left": 6, "logits_soft_cap": 2.0})
+    with pytest.raises(ValueError, match=r"'window_left' is 5, but a captured graph keeps 6"):
+        batch.plan(*step, scalars={"window_left": 5})
 
 
 def test_ranges_of_tensors_are_made_before_the_attention(fake_gpu: Any) -> None:

@@ -71,6 +71,36 @@ def bounds_of_images(bounds: torch.Tensor) -> Mod:
     return mask
 
 
+def chosen(lists: torch.Tensor, width: int) -> Mod:
+    """Key blocks by number, some for each block of queries."""
+
+    def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        block = kv_idx // width
+        return (lists[b, h, q_idx // width] == block.unsqueeze(-1)).any(-1) | (q_idx == kv_idx)
+
+    return mask
+
+
+def apart(places: torch.Tensor) -> Mod:
+    """Distance of points in space."""
+
+    def bias(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        way = places[q_idx] - places[kv_idx]
+        return score - way.abs().amax(-1) - torch.sqrt((way * way).sum(dim=-1) + 0.01) * (h + 1)
+
+    return bias
+
+
+def products(left: torch.Tensor, right: torch.Tensor) -> Mod:
+    """A further product of rows, as of the rotary part of latent attention."""
+
+    def bias(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        inner = torch.dot(left[b, h, q_idx], right[b, h // 2, kv_idx])
+        return score + 0.3 * inner + torch.where(right[b, 0, kv_idx] > 0, 0.1, -0.2).mean(-1)
+
+    return bias
+
+
 def soft_cap(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return 2.0 * torch.tanh(score / 2.0)
 
@@ -113,6 +143,9 @@ CASES: dict[str, tuple[Mod | None, Mod | None]] = {
     "images": (None, squares(8, 1)),
     "global": (None, some_are_global(random(3, LENGTH) > 1)),
     "intervals": (None, bounds_of_images(torch.tensor([[0, 30], [5, 40], [20, 48], [0, 48]]))),
+    "chosen": (None, chosen(torch.rand(2, HEADS, 4, 8).argsort(-1)[..., :3] // 2, 12)),
+    "apart": (apart(random(6, LENGTH, 3)), causal_mask),
+    "products": (products(random(7, 2, HEADS, LENGTH, 8), random(8, 2, 2, LENGTH, 8)), causal_mask),
     "soft_cap": (soft_cap, causal_mask),
     "alibi": (slopes_of(HEADS), causal_mask),
     "table": (table_of(random(4, HEADS, 2 * LENGTH)), None),
@@ -187,14 +220,16 @@ def test_one_tensor_in_both_functions_and_names_that_are_taken() -> None:
 def test_errors() -> None:
     with pytest.raises(ValueError, match="score_mod and mask_mod are None"):
         from_flex()
-    rope = random(5, LENGTH, 8)
+    rows = random(5, LENGTH, 8)
 
-    def rotated(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return score + torch.dot(rope[q_idx], rope[kv_idx])
+    def sorted_rows(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + torch.sort(rows[q_idx])[0]
 
-    with pytest.raises(TraceError, match=r"torch\.dot of a tensor parameter") as caught:
-        from_flex(rotated)
-    assert "return score + torch.dot(rope[q_idx], rope[kv_idx])" in str(caught.value)
+    with pytest.raises(TraceError, match=r"torch\.sort of a row of rows cannot be") as caught:
+        from_flex(sorted_rows)
+    assert "return score + torch.sort(rows[q_idx])[0]" in str(caught.value)
+    with pytest.raises(TraceError, match="function returns a row of rows"):
+        from_flex(lambda score, b, h, q_idx, kv_idx: score + rows[q_idx])
     spectrum = torch.zeros(LENGTH, dtype=torch.complex64)
     with pytest.raises(TraceError, match=r"spectrum has dtype torch\.complex64"):
         from_flex(mask_mod=lambda b, h, q, k: spectrum[q] == spectrum[k])

@@ -17,6 +17,8 @@ from cute_attn import (
     attention_sinks,
     causal,
     sigmoid_attention,
+    sliding_window,
+    soft_cap,
 )
 from cute_attn.abi import UNBOUNDED, PlanLayout
 from cute_attn.api import small_kernels
@@ -171,6 +173,30 @@ def test_capture(gpu: Any) -> None:
         batch.plan([0, 1, 2], host)
     with pytest.raises(ValueError, match="another page table than the captured graph"):
         batch.plan_on_device(paged([20, 30])[1])
+
+
+def test_live_scalars_under_capture(gpu: Any) -> None:
+    """A captured plan copies nothing and keeps its band; values may change where keys do not."""
+    variant = (causal() & sliding_window() & soft_cap()).live()
+    batch, kv = planned(gpu.batch, [20, 30], variant=variant)
+    first = {"window_left": 8, "logits_soft_cap": 3.0}
+    batch.plan_on_device(kv, scalars=first)
+    gpu.capturing = True
+    with pytest.raises(ValueError, match=r"'logits_soft_cap' is 4.0, but the last plan has left 3"):
+        batch.plan_on_device(kv, scalars={**first, "logits_soft_cap": 4.0})
+    batch.plan_on_device(kv, scalars=first)
+    batch.run(zeros(2, 8, 128), zeros(4, 2, PAGE, 2, 128))
+    gpu.capturing = False
+    params = gpu.launches[-1].params
+    batch.plan_on_device(kv, scalars={**first, "logits_soft_cap": 5.0})
+    memory = batch._backend._live._buffer.memory
+    at = (params["logits_soft_cap"] - memory.data_ptr()) // 4
+    assert memory.view(torch.float32)[at] == 5.0
+    wider, host = {**first, "window_left": 9}, paged([20, 30])[0]
+    with pytest.raises(ValueError, match=r"the band is \(9, 0\), but a captured .* \(8, 0\)"):
+        batch.plan_on_device(kv, scalars=wider)
+    with pytest.raises(ValueError, match=r"the band is \(9, 0\), but a captured .* \(8, 0\)"):
+        batch.plan([0, 1, 2], host, scalars=wider)
 
 
 def test_runs_elsewhere_do_not_end_the_wait(gpu: Any) -> None:

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
-from cute_attn import PagedKV, causal, document_mask
+from cute_attn import PagedKV, causal, document_mask, soft_cap
 from cute_attn.scheduler import ARRIVALS_BYTES, RequestBatch
 
 BF16 = torch.bfloat16
@@ -66,6 +66,14 @@ def test_ranges_of_tensors_are_made_once_for_both_launches(fake_gpu: Any) -> Non
     assert names[0].startswith("ranges_document_")
     assert names[1:] == ["hopper_tile", "ampere_decode"]
     assert len({launch.params["document_ranges"] for launch in fake_gpu.launches}) == 1
+
+
+def test_live_scalars_are_sent_once_for_both_launches(fake_gpu: Any) -> None:
+    batch = fake_gpu.batch(8, 2, 128, variant=(causal() & soft_cap()).live())
+    batch.plan(*step(Q_LENS, PAGES), scalars={"logits_soft_cap": 7.0})
+    assert len(batch.plans) == 2 and fake_gpu.uploads == 3
+    run(batch, 102)
+    assert len({launch.params["logits_soft_cap"] for launch in fake_gpu.launches}) == 1
 
 
 @pytest.mark.parametrize("q_lens", [[1, 1, 1], [100, 9, 30]])

@@ -18,14 +18,12 @@ from tests.gpu.variant_case import (
     HEADS,
     KV_HEADS,
     LENGTHS,
-    ROW_LENGTHS,
     dense,
     random,
 )
 from tests.gpu.variant_cases import (
     CASES,
-    PAGE_SIZES,
-    ROW_CASES,
+    EVERYWHERE,
     outputs,
 )
 
@@ -47,10 +45,8 @@ def test_against_a_dense_formula(name: str, phase: str) -> None:
     check(name, phase)
 
 
-@pytest.mark.parametrize("page_size", PAGE_SIZES)
-@pytest.mark.parametrize("phase", ROW_LENGTHS)
-@pytest.mark.parametrize("name", ROW_CASES)
-def test_hooks_on_rows(name: str, phase: str, page_size: int | None) -> None:
+@pytest.mark.parametrize(("name", "phase", "page_size"), EVERYWHERE)
+def test_every_format(name: str, phase: str, page_size: int | None) -> None:
     check(name, phase, page_size=page_size)
 
 

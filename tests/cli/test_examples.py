@@ -37,6 +37,11 @@ def test_variant(capsys: pytest.CaptureFixture[str]) -> None:
     assert "return score - lag.times(values.logits_slope);" in text
 
 
+def test_dual_chunk(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output_of("dual_chunk.py", capsys)
+    assert len(re.findall(r"\d+ queries, \d+ keys: error \d\.\de-03", text)) == 3
+
+
 def test_build_kernel(capsys: pytest.CaptureFixture[str]) -> None:
     text = output_of("build_kernel.py", capsys)
     usual, overridden = re.findall(r"^tile \d+ x (\d+), ", text, re.MULTILINE)
@@ -66,7 +71,9 @@ def test_own_template_on_the_gpu(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["quickstart.py", "variant.py", "build_kernel.py"])
+@pytest.mark.parametrize(
+    "name", ["quickstart.py", "variant.py", "dual_chunk.py", "build_kernel.py"]
+)
 def test_on_the_gpu(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = output_of(name, capsys)
     assert re.search(r"^cuda: |error .* us$", text, re.MULTILINE)

@@ -57,6 +57,17 @@ def test_sass_is_machine_code_of_the_architecture(
     assert "LDGSTS" in result.output
 
 
+@pytest.mark.usefixtures("kernel_cache")
+def test_variant_and_its_instructions(invoke: Invoke) -> None:
+    options = ("--arch", "sm_80", "--variant", "causal+soft_cap", "--what", "variant")
+    text = invoke("show", *options).output
+    assert text.startswith("variant causal_soft_cap\n") and "return tanh_approx(score);" in text
+    assert text.endswith("\nlogits, in machine code of sm_80: 1 MUFU\n")
+    facts = json.loads(invoke("show", *options, "--json").stdout)
+    assert facts["instructions"]["logits"]["MUFU"] == 1
+    assert facts["shown"] in text
+
+
 def test_plan_of_a_real_step(invoke: Invoke) -> None:
     step = next(s for s in load_steps() if s.name == "mooncake-1400")
     options = ("--step", step.name, "--blocks", "64", "--json")

@@ -98,7 +98,7 @@ def test_tensors_compile() -> None:
 // Tensor document: (requests, positions).
 CUTE_DEVICE int document(Params const& params, int i0, int i1) {
   int64_t const at0 = within(i0, params.document_size_0) * params.document_stride_0;
-  return __ldg(params.document + at0 + within(i1, params.document_size_1));
+  return __ldg(row_address(params.document + at0) + within(i1, params.document_size_1));
 }
 """
         in source

@@ -15,6 +15,7 @@ from cute_attn import (
     chunked_local,
     custom_mask,
     document_mask,
+    full,
     pack_masks,
     prefix_lm,
     relative_bias,
@@ -91,6 +92,10 @@ def gated_on_tensors(out: Any, b: Any, h: Any, i: Any, d: Any) -> Any:
 
 def tempered(lse: Any, b: Any, h: Any, q_idx: Any) -> Any:
     return functions.maximum(lse, 0.25 * h) + 0.01 * (q_idx % 3) - 0.5 * b
+
+
+def forgetting(s: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, forgotten: Any) -> Any:
+    return s + (forgotten[b, h, q_idx] - forgotten[b, h, kv_idx])
 
 
 def relu_squared(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -171,6 +176,8 @@ FEW_DOCUMENTS = (
 )
 KEPT = torch.arange(LONGEST).sub(torch.tensor([[200], [100], [0]])).abs() > 90
 WINDOWS = torch.tensor([3, 500, 40, 90, 1, 0, 200, 70], dtype=torch.int32)
+# Running sums of logarithms of forget gates, by head and position.
+FORGOTTEN = torch.nn.functional.logsigmoid(random(10, 3, HEADS, LONGEST) + 2).cumsum(-1)
 PREFIX = torch.tensor([90, 0, 170], dtype=torch.int32)
 
 
@@ -349,5 +356,30 @@ SCORE_CASES = {
     ),
     "nothing": VariantCase(
         Variant("late", mask=late), lambda b, h, i, j: (j <= i) & (i >= 999), scalars={"first": 999}
+    ),
+    "full": VariantCase(full()),
+    "forgetting": VariantCase(
+        causal() & Variant("forgetting", logits=forgetting, params=[Tensor("forgotten", "f32", 3)]),
+        seen,
+        lambda s, b, h, i, j: s + (on(FORGOTTEN, s)[b, h, i] - on(FORGOTTEN, s)[b, h, j]).double(),
+        tensors={"forgotten": FORGOTTEN},
+    ),
+    "live": VariantCase(
+        (causal() & sliding_window() & soft_cap()).live(),
+        lambda b, h, i, j: (j <= i) & (i - j < 71),
+        lambda s, b, h, i, j: 1.5 * (s / 1.5).tanh(),
+        scalars={"window_left": 70, "logits_soft_cap": 1.5},
+    ),
+    "live_prefix": VariantCase(
+        prefix_lm().live(), lambda b, h, i, j: (j <= i) | (j < 210), scalars={"prefix_length": 210}
+    ),
+    "live_rows": VariantCase(
+        Variant(
+            "tempered", row_state=tempered, output=gated, params=[Tensor("gate", "f32", 2)]
+        ).live(),
+        state=lambda lse, b, h, i: lse.clamp(min=0.25 * h) + 0.01 * (i % 3) - 0.5 * b,
+        finish=gated_on_tensors,
+        scalars={"shift": 0.3},
+        tensors={"gate": GATE},
     ),
 }

@@ -34,7 +34,7 @@ from cute_attn.codegen.kernels import (
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.hopper import FEW_ROWS
 from cute_attn.scheduler.constants import H200
-from tests.gpu import function_cases, own_template, row_cases, stress, variant_cases
+from tests.gpu import dual_chunk, function_cases, own_template, row_cases, stress, variant_cases
 from tests.gpu.batches import variant_of
 from tests.gpu.check import problem_of
 from tests.gpu.grid import CASES, CUT, LENGTHS, Case
@@ -137,7 +137,7 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
     ]
     specs += all_specs(replace(serving_problem(arch, 16), variant=causal() & sliding_window()))
     specs += invariant_kernels(arch)
-    for cases in (variant_cases, row_cases, function_cases, own_template):
+    for cases in (variant_cases, row_cases, function_cases, own_template, dual_chunk):
         specs += cases.kernels(arch)
     if arch == "sm_90a":  # see test_rising, test_neighbours, test_queries
         for case in stress.DECODES:

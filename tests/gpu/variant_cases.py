@@ -23,6 +23,7 @@ from tests.gpu.score_cases import (
 from tests.gpu.variant_case import (
     HEADS,
     KV_HEADS,
+    LENGTHS,
     ROW_LENGTHS,
     dense,
     random,
@@ -35,7 +36,26 @@ CASES = {**SCORE_CASES, **VECTOR_CASES}
 ROW_CASES = [name for name, x in SCORE_CASES.items() if x.state or x.finish or not x.softmax]
 """Those that act on rows."""
 PAGE_SIZES = (None, 1, 16)
-"""Of their KV."""
+"""Of their KV, and of that of the built-in variants."""
+BUILT_IN = (
+    "full", "causal", "window", "both_sides", "chunks", "prefix", "soft_cap", "alibi", "documents",
+    "relative", "custom", "tree", "forgetting",
+)  # fmt: skip
+"""Cases of built-in variants that act on scores; and one that was planned by nobody."""
+BUILT_IN_VECTORS = tuple(
+    f"{name}_{page_size or 'ragged'}"
+    for page_size in PAGE_SIZES
+    for name in (
+        "rope", "rope_partly", "rope_llama3", "rope_yarn", "rope_at", "qk_norm_rope", "streaming",
+    )
+)  # fmt: skip
+"""Cases of those that transform rows, each in every KV format already."""
+EVERYWHERE = [
+    *itertools.product(BUILT_IN, LENGTHS, PAGE_SIZES),
+    *itertools.product(ROW_CASES, ROW_LENGTHS, PAGE_SIZES),
+    *((name, phase, CASES[name].page_size) for name in BUILT_IN_VECTORS for phase in LENGTHS),
+]
+"""Case, phase and tokens per page of what every kernel family runs."""
 
 
 PAGED = frozenset(list(SCORE_CASES)[::2])
@@ -89,7 +109,7 @@ def outputs(
         page_size = page_size_of(name)
     kv_format, cache = RaggedKV(keys), (k, v)
     if page_size is not None:
-        kv_format, cache = _pages(k, v, keys, page_size)
+        kv_format, cache = pages(k, v, keys, page_size)
     planned = tensors if with_plan else None
     batch.plan(rows, kv_format, scalars=case.scalars, tensors=planned)
     later = None if with_plan else tensors
@@ -102,7 +122,7 @@ def outputs(
     return out, lse, torch.cat([x for x, _ in wanted]), torch.cat([x for _, x in wanted])
 
 
-def _pages(
+def pages(
     k: torch.Tensor, v: torch.Tensor, keys: list[int], size: int
 ) -> tuple[PagedKV, tuple[torch.Tensor, ...]]:
     """The same keys in pages of `size`, the pages of a request from the back to the front."""
@@ -126,15 +146,15 @@ def kernels(arch: str) -> list[KernelSpec]:
     """Every kernel that the cases take on a GPU, `ampere_tile` included."""
     specs = []
     for name, case in CASES.items():
-        on_rows = name in ROW_CASES
         group, dim = HEADS // KV_HEADS, case.dim
-        for page_size in PAGE_SIZES if on_rows else (page_size_of(name),):
+        everywhere = list(dict.fromkeys(size for own, _, size in EVERYWHERE if own == name))
+        for page_size in everywhere or [page_size_of(name)]:
             problem = Problem(arch, "bf16", dim, dim, group, case.variant, page_size)
             for q_len, _ in ROW_LENGTHS.values():
                 rows = max(q_len) * HEADS // KV_HEADS
                 tiles = tiles_per_sm(np.array(q_len), rows, KV_HEADS, H200.sms)
                 specs.append(choose(problem, rows=rows, tiles_per_sm=tiles))
-                if on_rows and arch == "sm_90a":
+                if everywhere and arch == "sm_90a":
                     specs.append(choose(problem, rows=rows, schedule="hopper_tile"))
             specs.append(choose(problem, rows=None, schedule="ampere_tile"))
     return list(dict.fromkeys(specs))

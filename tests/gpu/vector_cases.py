@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from cute_attn import (
+    Llama3Scaling,
     Variant,
+    YarnScaling,
     attention_sinks,
     causal,
     document_mask,
@@ -49,10 +53,12 @@ def turned(
     layout: str = "half",
     theta: float = 10000.0,
     dim: int | None = None,
+    scaled: Callable[[torch.Tensor], torch.Tensor] = lambda frequency: frequency,
 ) -> torch.Tensor:
     """Rotary embedding, as complex numbers times e^(i position theta^(-2 k / dim))."""
     dim = dim or x.shape[-1]
-    frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=x.device) / dim)
+    plain = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=x.device) / dim)
+    frequency = scaled(plain)
     angle = positions.double()[..., None] * frequency
     head = x[..., :dim]
     shape = (*head.shape[:-1], 2, dim // 2) if layout == "half" else (*head.shape[:-1], dim // 2, 2)
@@ -61,6 +67,35 @@ def turned(
     z = torch.complex(a, b) * torch.polar(torch.ones_like(angle), angle)
     pairs = torch.stack([z.real, z.imag], axis).reshape(head.shape)
     return torch.cat([pairs, x[..., dim:]], -1)
+
+
+def _as_llama3_does(frequency: torch.Tensor) -> torch.Tensor:
+    """By wavelength, as the models' reference code; for a context of 64, factor 8, 1 and 4."""
+    wavelength = 2 * math.pi / frequency
+    smooth = (64 / wavelength - 1) / 3
+    mixed = (1 - smooth) * frequency / 8 + smooth * frequency
+    frequency = torch.where(wavelength > 64, frequency / 8, frequency)
+    return torch.where((wavelength >= 16) & (wavelength <= 64), mixed, frequency)
+
+
+def _as_yarn_does(frequency: torch.Tensor) -> torch.Tensor:
+    """Equations 17 and 19 to 23 of the paper; for a context of 64, factor 4, 32 and 1."""
+    count = len(frequency)
+    first, last = (
+        2 * count * math.log(64 / (n * 2 * math.pi)) / (2 * math.log(1e4)) for n in (32, 1)
+    )
+    first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * count - 1)
+    ramp = (torch.arange(count, device=frequency.device) - first) / (last - first)
+    ramp = ramp.clamp(0, 1)
+    return frequency * (1 - ramp) + frequency / 4 * ramp
+
+
+def _llama3(x: torch.Tensor, b: int, positions: torch.Tensor) -> torch.Tensor:
+    return turned(x, positions, scaled=_as_llama3_does)
+
+
+def _yarn(x: torch.Tensor, b: int, positions: torch.Tensor) -> torch.Tensor:
+    return (0.1 * math.log(4) + 1) * turned(x, positions, scaled=_as_yarn_does)
 
 
 def rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -110,8 +145,23 @@ VECTOR_CASES = {
             causal() & rope(),
             {"query": _turned_far, "key": _turned_far, "scalars": {"rope_theta": 5e5}, "dim": 128},
         ),
+        (
+            "rope_live",
+            (causal() & rope()).live(),
+            {"query": _turned_far, "key": _turned_far, "scalars": {"rope_theta": 5e5}},
+        ),
         ("rope_partly", causal() & rope(layout="interleaved", rotary_dim=32),
          {"query": _partly, "key": _partly}),
+        (
+            "rope_llama3",
+            causal() & rope(scaling=Llama3Scaling(8.0, 1.0, 4.0, original_max_position=64)),
+            {"query": _llama3, "key": _llama3, "dim": 128},
+        ),
+        (
+            "rope_yarn",
+            causal() & rope(scaling=YarnScaling(4.0, original_max_position=64)),
+            {"query": _yarn, "key": _yarn, "dim": 128},
+        ),
         ("rope_at", causal() & rope(positions=True),
          {"query": _at_places, "key": _at_places,
           "tensors": {"q_positions": PLACES, "k_positions": PLACES}}),

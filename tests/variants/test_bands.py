@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_attn.abi import UNBOUNDED
-from cute_attn.codegen.hooks import cpp_limit
+from cute_attn.codegen.hooks import cpp_band
 from cute_attn.variants import Hook, Scalar, Variant, functions
 from tests.variants.test_programs import PARAMS
 from tests.variants.trees import SCALARS, TRACED, run, truths
@@ -144,12 +144,14 @@ def test_limits_in_cpp() -> None:
         return (k > q - w) & (k >= q - left)
 
     variant = Variant("v", mask=mask, params=[W1, LEFT])
-    assert cpp_limit(variant.band.left) == "min(min(params.w - 1, params.left), 1 << 30)"
-    assert cpp_limit(variant.band.right) is None
+    assert cpp_band(variant.band, variant.scalars) == (
+        "min(min(params.w - 1, params.left), 1 << 30)",
+        None,
+    )
     assert variant.band.resolve({"w": 5, "left": 9}) == (4, INF)
     assert variant.band.resolve({"w": 5, "left": 1}) == (1, INF)
     maybe = Variant("v", mask=lambda b, h, q, k, *, w: k >= q - w, params=[W])
-    assert cpp_limit(maybe.band.left) == "min(max(params.w, 0), 1 << 30)"
+    assert cpp_band(maybe.band, maybe.scalars)[0] == "min(max(params.w, 0), 1 << 30)"
     assert maybe.band.resolve({"w": -3}) == (0, INF)
 
 

@@ -38,6 +38,10 @@ SCORE_MODS: list[Callable[..., Any]] = [
     lambda s, b, h, q, k: s * torch.tensor(0.5) + torch.tensor(2) * (q - k) - torch.tensor(3.0) * s,
     lambda s, b, h, q, k: s.where(q > k, 0.0) + s.clamp(0, 1) + s.exp() + s.tanh(),
     lambda s, b, h, q, k: torch.abs(-s) + 1 / (s + 5) + 2 - s + 2**s,
+    lambda s, b, h, q, k: F.elu(s, 0.7) + F.celu(s, 1.3) + F.selu(s) + F.leaky_relu(s, 0.2),
+    lambda s, b, h, q, k: F.hardtanh(s, -0.5, 2) + F.relu6(3 * s) + F.hardsigmoid(s * 2),
+    lambda s, b, h, q, k: F.hardswish(s) + F.mish(s) + F.softsign(s) + F.threshold(s, 0.1, 2.0),
+    lambda s, b, h, q, k: F.logsigmoid(s * 20) + torch.clamp_min(s, 0) + s.clamp_max(1),
 ]  # fmt: skip
 MASK_MODS: list[Callable[..., Any]] = [
     lambda b, h, q, k: q >= k,

@@ -136,15 +136,18 @@ def floats(depth: int = 4) -> st.SearchStrategy[Tree]:
     if depth == 0:
         return leaves
     less = floats(depth - 1)
-    smooth = ("tanh", "sigmoid", "sin", "cos", "exp", "exp2", "log", "log2", "erf", "sqrt", "rsqrt",
-              "root", "pow", "neg", "abs", "tanh_approx", "sigmoid_approx")  # fmt: skip
+    smooth = ("tanh", "sigmoid", "exp", "exp2", "log", "log2", "erf", "sqrt", "rsqrt", "root",
+              "pow", "neg", "abs", "tanh_approx", "sigmoid_approx")  # fmt: skip
+    # The sine of 10^7 magnifies what its argument was rounded by.
+    angles = _of(("mul",), st.tuples(st.just("tanh"), less), st.integers(-99, 99))
     return st.one_of(
         *([leaves] if depth < 3 else []),
         _of(("add", "sub", "ratio", "minimum", "maximum"), less, less),
         _of(("mul",), st.tuples(st.just("tanh"), less), less),
         _of(("mul", "add"), less, integers(1)),
         _of(smooth, less),
-        _of(("square",), st.tuples(st.just("sin"), less)),
+        _of(("sin", "cos"), angles),
+        _of(("square",), st.tuples(st.just("sin"), angles)),
         _of(("where",), truths(1), less, less),
     )
 
