@@ -74,9 +74,14 @@ def kernel(
         smem_bytes=smem,
         blocks_per_sm=spec.tile.blocks_per_sm,
         params=params,
-        include_dirs=(_HERE / "include", INCLUDE_DIR),
+        include_dirs=include_dirs(),
         dependent_launch=dependent_launch,
     )
+
+
+def include_dirs() -> tuple[Path, ...]:
+    """Directories of our own headers that the kernels include."""
+    return (_HERE / "include", INCLUDE_DIR)
 
 
 def _joined(*texts: str) -> str:
