@@ -8,11 +8,19 @@ if __name__ != "cute_attn.ampere":
 
 from cute_attn.ampere.common import include_dirs
 from cute_attn.ampere.emit import emit, supports
-from cute_attn.ampere.tiles import DECODE_ROWS, TILES_PER_SM, decode_rows, tile_row, tiles
+from cute_attn.ampere.tiles import (
+    DECODE_ROWS,
+    TILES_PER_SM,
+    bytes_in_flight,
+    decode_rows,
+    tile_row,
+    tiles,
+)
 
 __all__ = [
     "DECODE_ROWS",
     "TILES_PER_SM",
+    "bytes_in_flight",
     "decode_rows",
     "emit",
     "include_dirs",

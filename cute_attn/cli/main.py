@@ -44,6 +44,7 @@ def main(
 app.command("info")(info.command)
 app.command("compile")(commands.compile_command)
 app.command("show")(commands.show_command)
+app.command("diff")(commands.diff_command)
 app.add_typer(cache.app, name="cache")
 app.command("demo")(commands.demo_command)
 app.command("calibrate")(commands.calibrate_command)
