@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from cute_attn import __version__
-from cute_attn.cli import cache, commands, info
+from cute_attn.cli import cache, commands, doctor, info
 
 app = typer.Typer(
     name="cute-attn",
@@ -42,6 +42,7 @@ def main(
 
 
 app.command("info")(info.command)
+app.command("doctor")(doctor.command)
 app.command("compile")(commands.compile_command)
 app.command("show")(commands.show_command)
 app.command("diff")(commands.diff_command)
