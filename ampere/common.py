@@ -35,6 +35,7 @@ def kernel(
         variant=spec.variant,
         fused_merge=spec.fuses_merge,
         beside=spec.runs_beside,
+        trace=spec.trace,
     )
     vectors = vector_hooks(spec.variant, spec.head_dim_qk, spec.head_dim_vo)
     smem = smem_bytes(spec.schedule, spec.tile, spec.head_dim_qk, turns=spec_turns(spec))
@@ -108,6 +109,7 @@ def includes(spec: KernelSpec) -> list[str]:
         *dependent,
         *fused,
         *fixed,
+        *(["cute_attn/trace.hpp"] if spec.trace else []),
         *hook_headers(spec.variant),
         *(["cute_attn/vector_hooks.hpp"] if spec.variant.vector_hooks else []),
     ]
