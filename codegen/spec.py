@@ -127,7 +127,8 @@ class KernelSpec:
         dims = f"d{self.head_dim_qk}"
         if self.head_dim_vo != self.head_dim_qk:
             dims += f"x{self.head_dim_vo}"
-        extra = "_delays" * self.delays + "_fixed_pieces" * self.fixed_pieces + "_trace" * self.trace
+        switches = ("delays", "fixed_pieces", "trace")
+        extra = "".join(f"_{name}" for name in switches if getattr(self, name))
         return (
             f"{self.schedule}_{self.dtype}_{dims}_{self.loader}_g{self.group}"
             f"_{self.variant.name}{extra}_{self.arch}_{self.digest}"

@@ -1,4 +1,4 @@
-"""Options of the commands `compile`, `show`, `diff`, `demo` and `calibrate`.
+"""Options of the commands `compile`, `show`, `diff`, `trace`, `demo` and `calibrate`.
 
 Bodies import what they need: `cute-attn --help` and `cute-attn info` start without torch.
 """
@@ -220,6 +220,42 @@ def diff_command(
         options = with_words(SpecOptions(), first, "SPEC_A")
         specs = options.spec(), with_words(options, second, "SPEC_B").spec()
         diff.run(*specs, source=source, compiled=compiled, as_json=as_json)
+
+
+def trace_command(
+    step: Annotated[str, typer.Option(help="The real step that runs.")] = "mooncake-2600",
+    variant: Annotated[str, typer.Option(help=_VARIANT)] = "causal",
+    out: Annotated[
+        Path, typer.Option(help="File to write; https://ui.perfetto.dev opens it.")
+    ] = Path("trace.json"),
+    predicted: Annotated[
+        bool,
+        typer.Option("--predicted", help="What the simulator predicts; needs no GPU."),
+    ] = False,
+    arch: Annotated[
+        Arch | None, typer.Option(help="With --predicted: of the GPU; default: the one here.")
+    ] = None,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Run a real step with kernels that keep time: which thread block did what, and when.
+
+    The file holds what was measured and, below it, what was predicted: items with their waits for
+    keys, products, writes and merges. 32/8 heads, head_dim 128, pages of 16 tokens, bf16.
+
+    \b
+    Examples:
+      cute-attn trace --step azure-code-300 --out step.json
+      cute-attn trace --predicted --arch sm_90a
+    """
+    from cute_attn.cli import trace
+
+    if arch and not predicted:
+        raise typer.BadParameter("it takes --predicted", param_hint="--arch")
+    with errors_for_people():
+        if predicted:
+            trace.predict(step, variant, out, arch.value if arch else None, as_json=as_json)
+        else:
+            trace.measure(step, variant, out, as_json=as_json)
 
 
 def demo_command(
