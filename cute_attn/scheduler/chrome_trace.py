@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-
 _NO_TIME = 1e-6  # us that sums of times may differ by
 
 
