@@ -58,7 +58,13 @@ def compile_command(
     ] = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Compile kernels into the cache: attention, the merge that follows it, cache append."""
+    """Compile kernels into the cache: attention, the merge that follows it, cache append.
+
+    \b
+    Examples:
+      cute-attn compile --preset llama --arch sm_90a
+      cute-attn compile --arch sm_80 --head-dim 128 --page-size 16 --variant causal --variant full
+    """
     from cute_attn.cli import compile
 
     given = {
@@ -99,6 +105,9 @@ def show_command(
     ] = None,
     long: Annotated[
         bool, typer.Option("--long", help="The kernel of batches whose rows see many keys.")
+    ] = False,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="The kernel that keeps time of its items.")
     ] = False,
     tile: Annotated[
         list[str] | None,
@@ -174,6 +183,7 @@ def show_command(
             decode=decode,
             rows=rows,
             long=long,
+            trace=trace,
             tile=tuple(tile or ()),
         )
         spec = options.spec()
@@ -205,7 +215,8 @@ def diff_command(
     """Hold two kernels side by side: spec, tile, resources, main loops, source.
 
     A spec is words apart by blanks, named as the options of `show`: arch, dtype, head-dim,
-    head-dim-vo, group, page-size, variant, schedule, decode, rows, long, tile.FIELD.
+    head-dim-vo, group, page-size, variant, schedule, decode, rows, long, trace,
+    tile.FIELD.
 
     \b
     Examples:
@@ -272,6 +283,11 @@ def demo_command(
     """Attention of real serving steps: generate, compile, plan, run, check against a dense softmax.
 
     Without a GPU the kernels are compiled and the steps, scaled down, run on the CPU executor.
+
+    \b
+    Examples:
+      cute-attn demo --steps 16
+      cute-attn demo --device cpu --json
     """
     # On few, busy cores the threads of a BLAS spin against each other: the executor's small
     # products take ten times as long. Read when NumPy is loaded.
@@ -305,7 +321,13 @@ def calibrate_command(
     ] = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Measure this GPU, and write the constants that planning then uses on it."""
+    """Measure this GPU, and write the constants that planning then uses on it.
+
+    \b
+    Examples:
+      cute-attn calibrate
+      cute-attn calibrate --quick --dry-run
+    """
     from cute_attn.cli import calibrate
 
     with errors_for_people():

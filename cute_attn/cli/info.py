@@ -46,7 +46,13 @@ _CUDA = re.compile(r"nvidia-cuda-(nvrtc|runtime|crt|cccl|nvcc|nvdisasm)(-cu12)?"
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show devices, versions, compilers, kernel cache and environment variables."""
+    """Show devices, versions, compilers, kernel cache and environment variables.
+
+    \b
+    Examples:
+      cute-attn info
+      cute-attn info --json
+    """
     facts = collect()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))

@@ -27,6 +27,7 @@ class SpecOptions:
         decode: the kernel of batches of decodes alone.
         rows: packed query rows of the longest request; None: any number.
         long: rows see many keys.
+        trace: the kernel that keeps time of its items.
         tile: overrides of the tile's fields, "kv=64".
     """
 
@@ -41,6 +42,7 @@ class SpecOptions:
     decode: bool = False
     rows: int | None = None
     long: bool = False
+    trace: bool = False
     tile: tuple[str, ...] = ()
 
     def problem(self) -> Problem:
@@ -72,6 +74,7 @@ class SpecOptions:
         """
         rows = self.group if self.decode else self.rows
         spec = choose(self.problem(), rows=rows, long=self.long, schedule=self.schedule)
+        spec = replace(spec, trace=self.trace)
         overrides = dict(_override(text, spec) for text in self.tile)
         return with_tile(spec, **overrides) if overrides else spec
 
@@ -112,7 +115,7 @@ def with_words(base: SpecOptions, text: str, hint: str) -> SpecOptions:
             field = name.removeprefix("tile.")
             tile = [one for one in tile if not one.startswith(f"{field}=")]
             tile.append(f"{field}={value}")
-        elif name in ("decode", "long"):
+        elif name in ("decode", "long", "trace"):
             found[name] = _switch(word, value if equals else "yes", hint)
         elif name in _WORDS and value:
             found[name] = _typed(word, name, value, hint)

@@ -139,8 +139,3 @@ def test_wrong_usage_is_one_line(
     (error,) = [x for x in result.output.splitlines() if x.startswith("Error: ")]
     for word in words:
         assert word in error
-
-
-@pytest.mark.parametrize("command", ["list", "size", "prune", "verify"])
-def test_help_has_examples(command: str, invoke: Invoke) -> None:
-    assert f"cute-attn cache {command}" in invoke("cache", command, "--help").output
