@@ -35,6 +35,7 @@ def kernel(
         variant=spec.variant,
         fused_merge=spec.fuses_merge,
         beside=spec.runs_beside,
+        trace=spec.trace,
     )
     vectors = vector_hooks(spec.variant, spec.head_dim_qk, spec.head_dim_vo)
     smem = smem_bytes(spec.schedule, spec.tile, spec.head_dim_qk, turns=spec_turns(spec))
@@ -74,9 +75,14 @@ def kernel(
         smem_bytes=smem,
         blocks_per_sm=spec.tile.blocks_per_sm,
         params=params,
-        include_dirs=(_HERE / "include", INCLUDE_DIR),
+        include_dirs=include_dirs(),
         dependent_launch=dependent_launch,
     )
+
+
+def include_dirs() -> tuple[Path, ...]:
+    """Directories of our own headers that the kernels include."""
+    return (_HERE / "include", INCLUDE_DIR)
 
 
 def _joined(*texts: str) -> str:
@@ -103,6 +109,7 @@ def includes(spec: KernelSpec) -> list[str]:
         *dependent,
         *fused,
         *fixed,
+        *(["cute_attn/trace.hpp"] if spec.trace else []),
         *hook_headers(spec.variant),
         *(["cute_attn/vector_hooks.hpp"] if spec.variant.vector_hooks else []),
     ]

@@ -239,6 +239,14 @@ def smem_bytes(schedule: str, tile: Tile, head_dim: int, *, turns: int = 0) -> i
     return tile.q * head_dim * _ELEMENT_BYTES + ring + _WORK_BYTES + turns
 
 
+def bytes_in_flight(schedule: str, tile: Tile, head_dim: int) -> int:
+    """Bytes of K and V that a block's copies have on their way while it computes on one stage; with
+    a single stage, K of the next block or V of this one."""
+    keys = tile.threads // 32 * WARP_KEYS if schedule == DECODE else tile.kv
+    tiles = max(2 * (tile.stages - 1), 1)
+    return tiles * keys * head_dim * _ELEMENT_BYTES
+
+
 @dataclass(frozen=True)
 class RegisterBudget:
     """Registers per thread by use; operands are what is live beside output and scores."""

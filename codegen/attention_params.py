@@ -72,6 +72,11 @@ _ARRIVALS = Field(
     "arrivals", "pointer", "(slots), pieces of a tile that are done; 0 between launches", "int32_t"
 )
 
+_TRACE = (
+    Field("trace_words", "pointer", "time stamps, see trace.hpp", "uint64_t"),
+    Field("trace_items", "i32", "items of a block that they have room for"),
+)
+
 
 def attention_params(
     *,
@@ -82,6 +87,7 @@ def attention_params(
     q_tma: bool = False,
     by_groups: bool = False,
     beside: bool = False,
+    trace: bool = False,
 ) -> ParameterBlock:
     """Fields of an attention kernel.
 
@@ -94,6 +100,7 @@ def attention_params(
         q_tma: Q comes through a tensor map rather than pointer and strides.
         by_groups: tensor maps of paged K and V count groups of eight rows.
         beside: the kernel may run beside the launch before it.
+        trace: the kernel writes time stamps.
     """
     rows: tuple[Field, ...] = (*_ROWS[:6], _ARRIVALS, *_ROWS[6:]) if fused_merge else _ROWS
     if q_tma:
@@ -102,12 +109,13 @@ def attention_params(
     fields = (maps if tma else ()) + rows + (() if tma else _KV_POINTERS)
     fields += (_PAGES if paged else ()) + (box if tma and paged else ()) + _COMMON
     fields += (_BESIDE,) if beside else ()
+    fields += _TRACE if trace else ()
     return ParameterBlock((*fields, *_variant_fields(variant)))
 
 
 _OWN = {
     field.name
-    for group in (_ROWS, _KV_POINTERS, _TENSOR_MAPS, _PAGES, _GROUP_BOX, _COMMON)
+    for group in (_ROWS, _KV_POINTERS, _TENSOR_MAPS, _PAGES, _GROUP_BOX, _COMMON, _TRACE)
     for field in (*group, _Q_MAP, _BESIDE, _ARRIVALS)
 }
 

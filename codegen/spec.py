@@ -14,6 +14,8 @@ from cute_attn.variants import Variant
 DTYPES = ("bf16", "fp16")
 LOADERS = ("ragged", "paged", "gather")
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
+TRACED = ("hopper_tile", "ampere_tile", "ampere_decode")
+"""Schedules whose kernels can keep time of their items."""
 BLOCK_SMEM = {
     "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
     "sm_90a": 227 << 10,
@@ -84,6 +86,8 @@ class KernelSpec:
         tile: a row of the architecture's table.
         delays: debugging aid (hopper_tile): every warp sleeps for random times between the steps of
             its role, which must not change a bit of the result. See hopper/delays.py.
+        trace: the kernel writes time stamps of every item (cute_attn/abi/trace.py); its results are
+            the same.
         fixed_pieces: for plans of fixed pieces (ampere_decode): where tiles are cut depends on
             their request alone. See `cute_attn.scheduler.plan_fixed_pieces`.
     """
@@ -97,8 +101,10 @@ class KernelSpec:
     group: int
     variant: Variant
     tile: Tile
-    delays: bool = field(default=False, repr=False)  # these two are not in the digest: see `name`
+    # These are not in the digest: see `name`.
+    delays: bool = field(default=False, repr=False)
     fixed_pieces: bool = field(default=False, repr=False)
+    trace: bool = field(default=False, repr=False)
 
     @property
     def fuses_merge(self) -> bool:
@@ -121,7 +127,8 @@ class KernelSpec:
         dims = f"d{self.head_dim_qk}"
         if self.head_dim_vo != self.head_dim_qk:
             dims += f"x{self.head_dim_vo}"
-        extra = "_delays" * self.delays + "_fixed_pieces" * self.fixed_pieces
+        switches = ("delays", "fixed_pieces", "trace")
+        extra = "".join(f"_{name}" for name in switches if getattr(self, name))
         return (
             f"{self.schedule}_{self.dtype}_{dims}_{self.loader}_g{self.group}"
             f"_{self.variant.name}{extra}_{self.arch}_{self.digest}"
@@ -138,6 +145,8 @@ class KernelSpec:
             reasons.append(f"loader is {self.loader!r}; known: {', '.join(LOADERS)}")
         if self.delays and self.schedule != "hopper_tile":
             reasons.append(f"delays is True; {self.schedule!r} has none, only 'hopper_tile' has")
+        if self.trace and self.schedule not in TRACED:
+            reasons.append(f"trace is True; {self.schedule!r} has none, {', '.join(TRACED)} have")
         if self.fixed_pieces and self.schedule != "ampere_decode":
             reasons.append(
                 f"fixed_pieces is True; {self.schedule!r} does not cut tiles itself, only"

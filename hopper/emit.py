@@ -78,6 +78,7 @@ def params_of(spec: KernelSpec) -> ParameterBlock:
         paged=spec.loader != "ragged",
         variant=spec.variant,
         fused_merge=spec.fuses_merge,
+        trace=spec.trace,
     )
 
 

@@ -312,6 +312,12 @@ def tile_bytes(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> tuple[int, int
     )
 
 
+def bytes_in_flight(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> int:
+    """Bytes of K and V that a block's copies have on their way while it computes on one stage of
+    each."""
+    return (tile.stages - 1) * tile.kv * (head_dim_qk + head_dim_vo) * 2
+
+
 def fragment_registers(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> int:
     """Registers of a consumer thread that hold S, P and O, and Q if it stays in registers."""
     queries = head_dim_qk // 4 if tile.q_in_registers else 0

@@ -9,6 +9,7 @@ from cute_attn.api.kernel import Kernel, build, warmup
 from cute_attn.api.one_shot import attention, single_decode, single_prefill
 from cute_attn.api.states import merge_states
 from cute_attn.api.templates import register_template
+from cute_attn.api.trace import Trace
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
 from cute_attn.formats import BlockSparseKV, BlockTableKV, DeviceKV, PagedKV, RaggedKV
 from cute_attn.variants import (
@@ -48,6 +49,7 @@ __all__ = [
     "RaggedKV",
     "RoPE",
     "Tile",
+    "Trace",
     "TraceError",
     "UnsupportedSpecError",
     "Variant",

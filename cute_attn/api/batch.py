@@ -30,6 +30,8 @@ from cute_attn.api.launches import explained_launch
 from cute_attn.api.parameters import Parameters, bind
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import AnyStep, make_device_step, make_step
+from cute_attn.api.trace import Trace
+from cute_attn.api.tracing import trace_step
 from cute_attn.formats import DeviceKV, KVFormat
 from cute_attn.scheduler import Constants, Explanation, Launch, Plan, explain
 from cute_attn.variants import Variant
@@ -445,6 +447,49 @@ class BatchAttention:
             checks.tensors(q=q, k=k, v=v, out=out, lse=lse)
             raise
         return out if lse is None else (out, lse)
+
+    def trace(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        v: torch.Tensor | None = None,
+        *,
+        scalars: Mapping[str, float | int] | None = None,
+        tensors: Mapping[str, torch.Tensor] | None = None,
+        max_items: int | None = None,
+    ) -> Trace:
+        """Runs the planned step with kernels that keep time: which thread block did what, and when.
+
+            batch.trace(q, cache).save("step.json", predicted=batch.explain())
+
+        The step runs a few times, the last of them counts. Waits for the device, compiles kernels
+        of its own, and changes nothing of the object: not for use in a serving loop.
+
+        Args:
+            q, k, v, scalars, tensors: as for run().
+            max_items: items of a thread block that there is room for; default: what the plan has
+                (after plan_on_device(): 256).
+
+        Returns:
+            what was measured; see `Trace`.
+
+        Raises:
+            RuntimeError: not planned, on the CPU, or during CUDA graph capture.
+            UnsupportedSpecError: the kernel is a schedule of a user.
+        """
+        if self._step is None:
+            raise RuntimeError("trace() before plan(): plan the step first")
+        if not isinstance(self._backend, CudaBatch):
+            raise RuntimeError(
+                "trace() measures a GPU; on the CPU explain().trace(path) writes what is predicted"
+            )
+        out = self.run(q, k, v, scalars=scalars, tensors=tensors)
+        return trace_step(
+            self._backend,
+            lambda: self.run(q, k, v, out=out, scalars=scalars, tensors=tensors),
+            self._shape.device,
+            max_items,
+        )
 
     def _override(
         self, scalars: Mapping[str, float | int], tensors: Mapping[str, torch.Tensor] | None

@@ -12,7 +12,8 @@ differs goes through the full checks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from cute_attn.api.device_planner import DevicePlanner, check_device_step
 from cute_attn.api.fixed_plans import FixedPlans
 from cute_attn.api.kernel import Kernel
 from cute_attn.api.kernel_choice import KernelChoice
-from cute_attn.api.launch_set import LaunchSet, Paging
+from cute_attn.api.launch_set import LaunchSet, Paging, TraceBuffer
 from cute_attn.api.live_scalars import LiveScalars
 from cute_attn.api.parameters import Parameters
 from cute_attn.api.partials import PartialsAt, Workspace
@@ -154,6 +155,39 @@ class CudaBatch:
             return ()
         beside = self._decodes.kernels if self._two_launches and self._decodes else ()
         return self._set.kernels + beside
+
+    @property
+    def launches(self) -> tuple[CudaBatch, ...]:
+        """This object, and the one for the decodes if the last step is two launches."""
+        beside = self._decodes.launches if self._two_launches and self._decodes else ()
+        return (self, *beside)
+
+    @contextmanager
+    def traced(self, trace: TraceBuffer) -> Iterator[None]:
+        """Meanwhile run() launches the kernel that keeps time, with the same plan."""
+        usual, first = self._set, not self._launch_number
+        spec = replace(usual.spec, trace=True)
+        kernels = LaunchSet(
+            spec, self._shape, self._index, self.constants, beside=not first, trace=trace
+        )
+        before = self._launch, self._after_planner
+        self._use(kernels, kernels.launch_first if first else kernels.launch)
+        self._after_planner = False
+        try:
+            yield
+        finally:
+            self._use(usual, before[0])
+            self._after_planner = before[1]
+
+    def _use(self, kernels: LaunchSet, launch: Callable[[int, int, int], None]) -> None:
+        self._set, self._launch = kernels, launch
+        self._q_known = self._out_known = self._lse_known = _UNKNOWN
+        self._row_fields = None
+
+    @property
+    def grid(self) -> tuple[KernelSpec, int]:
+        """Kernel and thread blocks of the last step's launch."""
+        return self._set.spec, self._num_blocks
 
     @property
     def in_turn(self) -> bool:

@@ -305,6 +305,16 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     return hopper.emit(spec) if spec.schedule == HOPPER_TILE else ampere.emit(spec)
 
 
+def bytes_in_flight(spec: KernelSpec) -> int | None:
+    """Bytes of K and V that the copies of one block have on their way while it computes; None for
+    schedules of users."""
+    if spec.schedule in REGISTERED:
+        return None
+    if spec.schedule == HOPPER_TILE:
+        return hopper.bytes_in_flight(spec.tile, spec.head_dim_qk, spec.head_dim_vo)
+    return ampere.bytes_in_flight(spec.schedule, spec.tile, spec.head_dim_qk)
+
+
 def with_tile(spec: KernelSpec, **overrides: Any) -> KernelSpec:
     """`spec` with fields of its tile replaced: q, kv, stages, threads, blocks_per_sm, ..."""
     return replace(spec, tile=replace(spec.tile, **overrides))

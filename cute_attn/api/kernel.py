@@ -9,11 +9,12 @@ kernel.launch(grid, stream, arguments)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 from cute_attn.api import dispatch
 from cute_attn.api.arguments import Arguments
+from cute_attn.api.machine_code import MachineCode
 from cute_attn.codegen.hooks import users_lines
 from cute_attn.codegen.kernels import emit_block_ranges, emit_merge, range_tables
 from cute_attn.codegen.source import GeneratedKernel
@@ -24,6 +25,7 @@ from cute_attn.runtime.errors import CompileError
 from cute_attn.runtime.kernel import CompiledKernel
 from cute_attn.runtime.launch import Launcher
 from cute_attn.runtime.log import Resources
+from cute_attn.runtime.occupancy import Occupancy, occupancy
 from cute_attn.runtime.pool import compile_many
 
 
@@ -71,6 +73,27 @@ class Kernel:
     def resources(self) -> Resources:
         """Registers, shared memory and spills, as the assembler reported them."""
         return self.compiled.resources
+
+    @cached_property
+    def machine_code(self) -> MachineCode:
+        """The disassembly, its main loops found; the errors of `sass`."""
+        return MachineCode(self.sass)
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """Blocks that an SM of the architecture holds, and what limits them."""
+        return occupancy(
+            self.generated.arch,
+            threads=self.generated.threads,
+            registers=self.resources.registers,
+            smem_bytes=self.generated.smem_bytes + self.resources.static_smem_bytes,
+        )
+
+    @property
+    def bytes_in_flight(self) -> int | None:
+        """Bytes of K and V that one block's copies have on their way while it computes on a block
+        of keys; None where that is not known (kernels of users, small kernels)."""
+        return None if self.spec is None else dispatch.bytes_in_flight(self.spec)
 
     def lint(self) -> list[str]:
         """Reasons against shipping this kernel; empty when it is clean."""

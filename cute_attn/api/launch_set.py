@@ -6,7 +6,7 @@ import ctypes
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,6 +44,13 @@ class Paging:
     table_address: int  # 0 for ragged KV
     page_size: int | None
     num_rows: int  # of block-sparse KV; decides how k and v are split in pages
+
+
+class TraceBuffer(NamedTuple):
+    """Where a traced kernel writes: address of the words, and items of a block with room there."""
+
+    address: int
+    max_items: int
 
 
 class Binding:
@@ -126,6 +133,7 @@ class LaunchSet:
         index: GPU.
         constants: of the GPU.
         beside: the kernel runs beside the launch before it, which `launch_first` has launched.
+        trace: for a kernel that keeps time of its items.
     """
 
     def __init__(
@@ -136,8 +144,10 @@ class LaunchSet:
         constants: Constants,
         *,
         beside: bool = False,
+        trace: TraceBuffer | None = None,
     ) -> None:
         self.spec = spec
+        self._trace = trace
         self.cost = cost_of(spec, constants)
         self.kernel = build(spec)
         self.launch = self.kernel.launcher(index).launch
@@ -264,6 +274,8 @@ class LaunchSet:
             )
         if "beside" in self._params.offsets:
             arguments.set(beside=int(self._beside))
+        if self._trace is not None:
+            arguments.set(trace_words=self._trace.address, trace_items=self._trace.max_items)
         binding.v_offset = views.v.data_ptr() - views.k.data_ptr()
         binding.capacity = int(views.k.shape[0])
         binding.paging = paging

@@ -35,6 +35,8 @@ class View(str, Enum):
 
     SOURCE = "source"
     RESOURCES = "resources"
+    MIX = "mix"
+    LOOP = "loop"
     SASS = "sass"
     PTX = "ptx"
     PLAN = "plan"

@@ -1,4 +1,4 @@
-"""Options of the commands `compile`, `show`, `demo` and `calibrate`.
+"""Options of the commands `compile`, `show`, `diff`, `trace`, `demo` and `calibrate`.
 
 Bodies import what they need: `cute-attn --help` and `cute-attn info` start without torch.
 """
@@ -16,7 +16,10 @@ import typer
 from cute_attn.cli.choices import Arch, Device, Dtype, Schedule, View
 from cute_attn.cli.terminal import errors_for_people
 
-_VARIANT = "full, causal, sliding_window, soft_cap; '+' combines: causal+sliding_window."
+_VARIANT = (
+    "full, causal, sliding_window, soft_cap, 'alibi(32)', rope, ... or FILE.py:NAME; '+' combines:"
+    " causal+sliding_window."
+)
 _PAGES = "Tokens per page; 0 = ragged KV."
 _GROUP = "Query heads per KV head."
 
@@ -55,7 +58,13 @@ def compile_command(
     ] = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Compile kernels into the cache: attention, the merge that follows it, cache append."""
+    """Compile kernels into the cache: attention, the merge that follows it, cache append.
+
+    \b
+    Examples:
+      cute-attn compile --preset llama --arch sm_90a
+      cute-attn compile --arch sm_80 --head-dim 128 --page-size 16 --variant causal --variant full
+    """
     from cute_attn.cli import compile
 
     given = {
@@ -90,11 +99,28 @@ def show_command(
     decode: Annotated[
         bool, typer.Option("--decode", help="The kernel of batches of decodes alone.")
     ] = False,
+    rows: Annotated[
+        int | None,
+        typer.Option(min=1, help="Query rows (tokens x group) of the longest request."),
+    ] = None,
+    long: Annotated[
+        bool, typer.Option("--long", help="The kernel of batches whose rows see many keys.")
+    ] = False,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="The kernel that keeps time of its items.")
+    ] = False,
     tile: Annotated[
         list[str] | None,
         typer.Option(help="Override a field of the tile, e.g. kv=64; may be repeated."),
     ] = None,
-    what: Annotated[View, typer.Option()] = View.SOURCE,
+    what: Annotated[
+        View,
+        typer.Option(
+            help="source; resources (with occupancy and bytes in flight); mix: instructions of the"
+            " main loops by kind; loop: their machine code; sass: all of it, main loops marked;"
+            " ptx; plan: of a real step."
+        ),
+    ] = View.SOURCE,
     step: Annotated[
         str, typer.Option(help="With --what plan: the real step that is planned.")
     ] = "azure-code-300",
@@ -120,14 +146,25 @@ def show_command(
     ] = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Show one kernel: its source, resources, SASS, PTX, the plan of a real step for it, or what
-    became of its variant."""
+    """Show one kernel: its source, resources, machine code, the plan of a real step for it, or what
+    became of its variant.
+
+    \b
+    Examples:
+      cute-attn show --arch sm_90a --page-size 16
+      cute-attn show --arch sm_80 --variant 'causal+alibi(32)' --what resources
+      cute-attn show --arch sm_90a --variant causal+rope --what mix
+      cute-attn show --arch sm_90a --decode --what loop
+      cute-attn show --arch sm_90a --what plan --step mooncake-2600 --beside --explain
+    """
     from cute_attn.cli import show, show_plan
-    from cute_attn.cli.compile import arch_here
+    from cute_attn.cli.spec_options import SpecOptions
 
     for name, given in (("beside", beside), ("explain", explain), ("picture", picture)):
         if given and what is not View.PLAN:
             raise typer.BadParameter("it takes --what plan", param_hint=f"--{name}")
+    if decode and rows:
+        raise typer.BadParameter("it goes without --decode", param_hint="--rows")
     if beside and (schedule or decode or tile or blocks):
         raise typer.BadParameter(
             "kernels and grids are those of a batch; it takes none of --schedule, --decode, --tile"
@@ -135,22 +172,102 @@ def show_command(
             param_hint="--beside",
         )
     with errors_for_people():
-        problem = show.problem_of(
-            arch=arch.value if arch else arch_here(),
+        options = SpecOptions(
+            arch=arch.value if arch else None,
             dtype=dtype.value,
             head_dim=head_dim,
             head_dim_vo=head_dim_vo,
             group=group,
             page_size=page_size,
             variant=variant,
+            schedule=schedule.value if schedule else None,
+            decode=decode,
+            rows=rows,
+            long=long,
+            trace=trace,
+            tile=tuple(tile or ()),
         )
-        family = schedule.value if schedule else None
-        spec = show.spec_of(problem, schedule=family, decode=decode, tile=tile or [])
+        spec = options.spec()
         if what is View.PLAN:
             view = show_plan.PlanView(step, blocks, beside, explain, picture)
-            show_plan.run(spec, problem, view, as_json=as_json)
+            show_plan.run(spec, options.problem(), view, as_json=as_json)
         else:
             show.run(spec, what.value, as_json=as_json)
+
+
+def diff_command(
+    first: Annotated[
+        str, typer.Argument(metavar="SPEC_A", help="'arch=sm_90a page-size=16 variant=causal'")
+    ],
+    second: Annotated[
+        str, typer.Argument(metavar="SPEC_B", help="What differs from SPEC_A: 'variant=soft_cap'")
+    ],
+    source: Annotated[
+        bool, typer.Option("--source/--no-source", help="Print the source as a unified diff.")
+    ] = True,
+    compiled: Annotated[
+        bool,
+        typer.Option(
+            "--compile/--no-compile", help="Compile both: resources and main loops side by side."
+        ),
+    ] = True,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Hold two kernels side by side: spec, tile, resources, main loops, source.
+
+    A spec is words apart by blanks, named as the options of `show`: arch, dtype, head-dim,
+    head-dim-vo, group, page-size, variant, schedule, decode, rows, long, trace,
+    tile.FIELD.
+
+    \b
+    Examples:
+      cute-attn diff 'arch=sm_90a page-size=16' 'variant=soft_cap'
+      cute-attn diff 'arch=sm_90a' 'tile.kv=96 tile.stages=2' --no-source
+      cute-attn diff 'arch=sm_90a decode' 'head-dim=64' --json
+    """
+    from cute_attn.cli import diff
+    from cute_attn.cli.spec_options import SpecOptions, with_words
+
+    with errors_for_people():
+        options = with_words(SpecOptions(), first, "SPEC_A")
+        specs = options.spec(), with_words(options, second, "SPEC_B").spec()
+        diff.run(*specs, source=source, compiled=compiled, as_json=as_json)
+
+
+def trace_command(
+    step: Annotated[str, typer.Option(help="The real step that runs.")] = "mooncake-2600",
+    variant: Annotated[str, typer.Option(help=_VARIANT)] = "causal",
+    out: Annotated[
+        Path, typer.Option(help="File to write; https://ui.perfetto.dev opens it.")
+    ] = Path("trace.json"),
+    predicted: Annotated[
+        bool,
+        typer.Option("--predicted", help="What the simulator predicts; needs no GPU."),
+    ] = False,
+    arch: Annotated[
+        Arch | None, typer.Option(help="With --predicted: of the GPU; default: the one here.")
+    ] = None,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Run a real step with kernels that keep time: which thread block did what, and when.
+
+    The file holds what was measured and, below it, what was predicted: items with their waits for
+    keys, products, writes and merges. 32/8 heads, head_dim 128, pages of 16 tokens, bf16.
+
+    \b
+    Examples:
+      cute-attn trace --step azure-code-300 --out step.json
+      cute-attn trace --predicted --arch sm_90a
+    """
+    from cute_attn.cli import trace
+
+    if arch and not predicted:
+        raise typer.BadParameter("it takes --predicted", param_hint="--arch")
+    with errors_for_people():
+        if predicted:
+            trace.predict(step, variant, out, arch.value if arch else None, as_json=as_json)
+        else:
+            trace.measure(step, variant, out, as_json=as_json)
 
 
 def demo_command(
@@ -167,6 +284,11 @@ def demo_command(
     """Attention of real serving steps: generate, compile, plan, run, check against a dense softmax.
 
     Without a GPU the kernels are compiled and the steps, scaled down, run on the CPU executor.
+
+    \b
+    Examples:
+      cute-attn demo --steps 16
+      cute-attn demo --device cpu --json
     """
     # On few, busy cores the threads of a BLAS spin against each other: the executor's small
     # products take ten times as long. Read when NumPy is loaded.
@@ -200,7 +322,13 @@ def calibrate_command(
     ] = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Measure this GPU, and write the constants that planning then uses on it."""
+    """Measure this GPU, and write the constants that planning then uses on it.
+
+    \b
+    Examples:
+      cute-attn calibrate
+      cute-attn calibrate --quick --dry-run
+    """
     from cute_attn.cli import calibrate
 
     with errors_for_people():

@@ -12,6 +12,7 @@ import typer
 from cute_attn.cli import presets
 from cute_attn.cli.compiling import Outcome, compile_all
 from cute_attn.cli.presets import PRESETS, Axes
+from cute_attn.cli.variants import variant_of
 from cute_attn.runtime import default_arch
 
 
@@ -57,7 +58,7 @@ def check_axes(axes: Axes) -> None:
     """Raises typer.BadParameter for values that no kernel can have."""
     for name in axes.variant:
         try:
-            presets.variant_of(name)
+            variant_of(name)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--variant") from error
 

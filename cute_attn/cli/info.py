@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 import cute_attn
+from cute_attn.cli.terminal import output, table
 from cute_attn.runtime import (
     DiskCache,
     DriverError,
@@ -47,12 +46,18 @@ _CUDA = re.compile(r"nvidia-cuda-(nvrtc|runtime|crt|cccl|nvcc|nvdisasm)(-cu12)?"
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show devices, versions, compilers, kernel cache and environment variables."""
+    """Show devices, versions, compilers, kernel cache and environment variables.
+
+    \b
+    Examples:
+      cute-attn info
+      cute-attn info --json
+    """
     facts = collect()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
     else:
-        render(facts, Console(highlight=False))
+        render(facts, output())
 
 
 def collect() -> dict[str, Any]:
@@ -175,12 +180,12 @@ def render(facts: dict[str, Any], console: Console) -> None:
     _render_cache(facts["cache"], console)
     _render_costs(facts["costs"], console)
 
-    packages = _table("package", "version")
+    packages = table("package", "version")
     for name, version in facts["packages"].items():
         packages.add_row(name, version or "[red]not installed[/red]")
     console.print(packages)
 
-    variables = _table("environment variable", "value", "meaning")
+    variables = table("environment variable", "value", "meaning")
     for variable in facts["environment"]:
         variables.add_row(
             variable["name"], escape(variable["value"] or "-"), escape(variable["help"])
@@ -190,9 +195,9 @@ def render(facts: dict[str, Any], console: Console) -> None:
 
 def _render_driver(facts: dict[str, Any], console: Console) -> None:
     if facts["devices"]:
-        table = _table("device", "compile for", "SMs", "smem per block", "L2", "memory")
+        rows = table("device", "compile for", "SMs", "smem per block", "L2", "memory")
         for device in facts["devices"]:
-            table.add_row(
+            rows.add_row(
                 f"{device['index']}: {escape(device['name'])}",
                 device["arch"],
                 str(device["num_sms"]),
@@ -201,7 +206,7 @@ def _render_driver(facts: dict[str, Any], console: Console) -> None:
                 f"{device['memory_bytes'] / 2**30:.0f} GiB",
             )
         console.print(f"driver {facts['release'] or '?'}, CUDA {facts['cuda']}")
-        console.print(table)
+        console.print(rows)
     if facts["problem"]:
         console.print(
             f"[yellow]no GPU:[/yellow] {escape(facts['problem'])}; CPU tensors still work"
@@ -210,41 +215,34 @@ def _render_driver(facts: dict[str, Any], console: Console) -> None:
 
 def _render_toolchains(facts: dict[str, Any], console: Console) -> None:
     if facts["available"]:
-        table = _table("compiler, best first", "headers")
+        rows = table("compiler, best first", "headers")
         for toolchain in facts["available"]:
             used = "  [green](used)[/green]" if toolchain["name"] == facts["default"] else ""
             headers = (f"{name} {version}" for name, version in toolchain["packages"].items())
-            table.add_row(toolchain["name"] + used, ", ".join(headers))
-        console.print(table)
+            rows.add_row(toolchain["name"] + used, ", ".join(headers))
+        console.print(rows)
     if facts["problem"]:
         console.print(f"[red]no compiler:[/red] {escape(facts['problem'])}\n")
 
 
 def _render_cache(facts: dict[str, Any], console: Console) -> None:
-    table = _table("kernel cache", "kernels", "size")
+    rows = table("kernel cache", "kernels", "size")
     notes = ["" if facts["enabled"] else "  (off: CUTE_ATTN_CACHE=0)"]
     notes += ["  (read only)"] * len(facts["read_only"])
     for cache, note in zip([facts, *facts["read_only"]], notes, strict=True):
         size = f"{cache['bytes'] / 2**20:.1f} MiB"
-        table.add_row(escape(cache["directory"]) + note, str(cache["entries"]), size)
-    console.print(table)
+        rows.add_row(escape(cache["directory"]) + note, str(cache["entries"]), size)
+    console.print(rows)
 
 
 def _render_costs(facts: list[dict[str, Any]], console: Console) -> None:
-    table = _table("constants for planning", "device", "made")
+    rows = table("constants for planning", "device", "made")
     for of_device in facts:
         made = of_device["made"]
         how = ", ".join(f"{made[key]}" for key in ("date", "driver", "toolchain") if made.get(key))
         device = "-" if of_device["device"] is None else str(of_device["device"])
-        table.add_row(escape(of_device["source"]), device, escape(how) or "-")
-    console.print(table)
+        rows.add_row(escape(of_device["source"]), device, escape(how) or "-")
+    console.print(rows)
     for of_device in facts:
         if of_device["problem"]:
             console.print(f"[red]constants:[/red] {escape(of_device['problem'])}\n")
-
-
-def _table(*headers: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for header in headers:
-        table.add_column(header, overflow="fold")
-    return table

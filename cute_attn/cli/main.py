@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from cute_attn import __version__
-from cute_attn.cli import commands, info
+from cute_attn.cli import cache, commands, doctor, info
 
 app = typer.Typer(
     name="cute-attn",
@@ -42,7 +42,11 @@ def main(
 
 
 app.command("info")(info.command)
+app.command("doctor")(doctor.command)
 app.command("compile")(commands.compile_command)
 app.command("show")(commands.show_command)
+app.command("diff")(commands.diff_command)
+app.command("trace")(commands.trace_command)
+app.add_typer(cache.app, name="cache")
 app.command("demo")(commands.demo_command)
 app.command("calibrate")(commands.calibrate_command)

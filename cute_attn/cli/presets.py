@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import reduce
 from itertools import product
 
-from cute_attn.api import KernelSpec, Problem, Variant
+from cute_attn.api import KernelSpec, Problem
 from cute_attn.api.dispatch import (
     AMPERE_DECODE,
     all_specs,
     emit,
     emitter_arch,
-    named_variant,
     spec_for,
 )
 from cute_attn.api.kernel import launched_with
+from cute_attn.cli.variants import variant_of
 from cute_attn.codegen.kernels import emit_append
 from cute_attn.codegen.source import GeneratedKernel
 
@@ -38,7 +37,7 @@ class Axes:
         head_dim: elements of q, k and v rows.
         group: query heads per KV head.
         page_size: tokens per page, `RAGGED` for ragged KV.
-        variant: names; "causal+sliding_window" combines two.
+        variant: as `cli.variants` reads them; "causal+sliding_window" combines two.
         schedule: kernel families; empty: those that `BatchAttention` chooses between.
         append: RoPE of the cache append kernel ("half_split", "interleaved", None = without);
             empty: no append kernel.
@@ -68,15 +67,6 @@ PRESETS: dict[str, Axes] = {
     # Llama 3: 1B has head_dim 64; 8B (and 1B) 32/8 heads, 70B 64/8.
     "llama": Axes(head_dim=(64, 128), group=(4, 8), page_size=(16,), append=(None, "half_split")),
 }
-
-
-def variant_of(name: str) -> Variant:
-    """The variant of a name such as "causal" or "causal+sliding_window".
-
-    Raises:
-        ValueError: unknown name, or two variants that cannot be combined.
-    """
-    return reduce(Variant.__and__, map(named_variant, name.split("+")))
 
 
 def problems(axes: Axes) -> Iterator[Problem]:

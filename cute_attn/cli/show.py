@@ -1,4 +1,4 @@
-"""`cute-attn show`: the source, resources, PTX or SASS of one kernel."""
+"""`cute-attn show`: the source, resources, instruction mix, PTX or SASS of one kernel."""
 
 from __future__ import annotations
 
@@ -11,61 +11,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.syntax import Syntax
 
-from cute_attn.api import Kernel, KernelSpec, Problem, build, choose
-from cute_attn.api.dispatch import emit, with_tile
+from cute_attn.api import Kernel, KernelSpec, build
+from cute_attn.api.dispatch import emit
 from cute_attn.api.hook_cost import hook_instructions
-from cute_attn.cli.presets import variant_of
+from cute_attn.cli.show_code import code_facts, print_mix, print_sass
 from cute_attn.cli.terminal import output, table
 from cute_attn.runtime import supports_arch
 
 _GPUS = ("sm_80", "sm_86", "sm_89", "sm_90a")
-_LEXERS = {"source": "cuda", "ptx": "ptx", "sass": "text"}
-
-
-def problem_of(
-    *,
-    arch: str,
-    dtype: str,
-    head_dim: int,
-    head_dim_vo: int | None,
-    group: int,
-    page_size: int,
-    variant: str,
-) -> Problem:
-    """What the kernel is chosen by.
-
-    Raises:
-        typer.BadParameter: no such variant.
-    """
-    try:
-        known = variant_of(variant)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--variant") from error
-    return Problem(arch, dtype, head_dim, head_dim_vo or head_dim, group, known, page_size or None)
-
-
-def spec_of(problem: Problem, *, schedule: str | None, decode: bool, tile: list[str]) -> KernelSpec:
-    """The kernel that the options describe.
-
-    Raises:
-        typer.BadParameter: an option is malformed.
-        UnsupportedSpecError: there is no such kernel.
-    """
-    spec = choose(problem, rows=problem.group if decode else None, schedule=schedule)
-    overrides = dict(_override(text, spec) for text in tile)
-    return with_tile(spec, **overrides) if overrides else spec
-
-
-def _override(text: str, spec: KernelSpec) -> tuple[str, int]:
-    """ "kv=64" as ("kv", 64)."""
-    name, _, value = text.partition("=")
-    fields = asdict(spec.tile)
-    if name not in fields or not value.isdecimal():
-        raise typer.BadParameter(
-            f"{text!r} is no tile field: it takes NAME=NUMBER with {', '.join(fields)}",
-            param_hint="--tile",
-        )
-    return name, type(fields[name])(int(value))  # a switch stays a bool
+_LEXERS = {"source": "cuda", "ptx": "ptx"}
 
 
 def run(spec: KernelSpec, what: str, *, as_json: bool) -> None:
@@ -74,8 +28,19 @@ def run(spec: KernelSpec, what: str, *, as_json: bool) -> None:
         _show_resources(build(spec), as_json)
     elif what == "variant":
         _show_variant(spec, as_json)
+    elif what in ("mix", "loop", "sass"):
+        kernel = build(spec)
+        if as_json:
+            facts: dict[str, Any] = {"name": spec.name, **code_facts(kernel.machine_code)}
+            if what != "mix":
+                facts["sass"] = kernel.sass
+            typer.echo(json.dumps(facts, indent=2))
+        elif what == "mix":
+            print_mix(kernel)
+        else:
+            print_sass(kernel.machine_code, loops_alone=what == "loop")
     else:
-        text = emit(spec).text if what == "source" else str(getattr(build(spec), what))
+        text = emit(spec).text if what == "source" else build(spec).ptx
         if as_json:
             typer.echo(json.dumps({"name": spec.name, what: text}))
         else:
@@ -120,6 +85,7 @@ def resource_facts(kernel: Kernel) -> dict[str, Any]:
             for name, value in kernel.resources.to_json().items()
             if name != "static_smem_bytes"
         },
+        **occupancy_facts(kernel),
         "lint": kernel.lint(),
     }
 
@@ -135,6 +101,19 @@ def _show_variant(spec: KernelSpec, as_json: bool) -> None:
         words = ", ".join(f"{number:g} {kind}" for kind, number in counts.items() if number)
         lines.append(f"\n{role}, in machine code of {spec.arch}: {words or 'none'}")
     typer.echo("".join(lines))
+
+
+def occupancy_facts(kernel: Kernel) -> dict[str, Any]:
+    """What an SM holds of a kernel, and the bytes of K and V on their way to it."""
+    found, in_flight = kernel.occupancy, kernel.bytes_in_flight
+    return {
+        "blocks_per_sm": found.blocks,
+        "warps_per_sm": found.warps,
+        "warp_limit": found.warp_limit,
+        "limited_by": list(found.limited_by),
+        "bytes_in_flight_per_block": in_flight,
+        "bytes_in_flight_per_sm": None if in_flight is None else in_flight * found.blocks,
+    }
 
 
 def _show_resources(kernel: Kernel, as_json: bool) -> None:

@@ -40,7 +40,7 @@ class PlanView:
 
 def run(spec: KernelSpec, problem: Problem, view: PlanView, *, as_json: bool) -> None:
     """Plans and prints."""
-    step = _step_of(view.step)
+    step = step_of(view.step)
     gpu, sms = GPU_SMS[spec.arch]
     if view.beside:
         parts = parts_of(step.q_lens, step.kv_lens, problem, num_kv_heads=NUM_KV_HEADS, num_sms=sms)
@@ -69,7 +69,12 @@ def run(spec: KernelSpec, problem: Problem, view: PlanView, *, as_json: bool) ->
         typer.echo(f"timeline: {view.picture}")
 
 
-def _step_of(name: str) -> Step:
+def step_of(name: str) -> Step:
+    """The real step of a name.
+
+    Raises:
+        typer.BadParameter: there is none.
+    """
     steps = {step.name: step for step in load_steps()}
     if name not in steps:
         raise typer.BadParameter(

@@ -16,12 +16,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-PLAIN_WIDTH = 120
-"""Columns where output goes to a file or a pipe."""
+PLAIN_WIDTH = 10_000
+"""Columns where output goes to a file or a pipe: nothing is folded, so that what is searched for,
+a path for example, is there in one piece."""
 
 
 def output() -> Console:
-    """Standard output; no colours and no wrapping to 80 columns where it is no terminal."""
+    """Standard output; no colours and no folding where it is no terminal."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH)

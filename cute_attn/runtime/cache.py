@@ -6,6 +6,8 @@ Layout of one cache directory::
     v1/toolchains/<digest>.json                            every toolchain that made an entry here
     v1/locks, v1/tmp, v1/quarantine                        work in progress; damaged entries
 
+An entry's meta.json is as old as its last use. `cache_upkeep` lists, checks and removes entries.
+
 The key is a sha256 over source, architecture, options, entry name, toolchain and the contents of
 our own headers that the source includes: no path, no time, no version of this package. Entries
 appear by one atomic rename of a directory.
@@ -26,6 +28,7 @@ import os
 import shutil
 import time
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,15 +55,16 @@ class RequestDigest:
 
     @classmethod
     def of(cls, request: CompileRequest) -> RequestDigest:
-        parts = (
-            SCHEMA,
-            request.source,
-            request.arch,
-            request.name,
-            *request.all_options(),
-            headers.own_digest(request.source, request.include_dirs),
-        )
-        return cls(_digest(parts))
+        options = request.all_options()
+        own = headers.own_digest(request.source, request.include_dirs)
+        return cls.of_parts(request.source, request.arch, request.name, options, own)
+
+    @classmethod
+    def of_parts(
+        cls, source: str, arch: str, name: str, options: Iterable[str], own_headers: str
+    ) -> RequestDigest:
+        """The same from what an entry holds; `own_headers`: `headers.own_digest`."""
+        return cls(_digest((SCHEMA, source, arch, name, *options, own_headers)))
 
     def key(self, toolchain: Toolchain) -> str:
         return _digest((self.content, toolchain.identity))
@@ -126,11 +130,17 @@ class DiskCache:
         if not entry.exists():
             return None
         try:
-            return self._read(entry, request, toolchain)
+            found = self._read(entry, request, toolchain)
         except (OSError, KeyError, TypeError, ValueError) as error:
+            if not entry.exists():  # removed while it was read
+                return None
             logger.warning("damaged cache entry %s (%r): treated as absent", entry, error)
             self._quarantine(entry)
             return None
+        if not self.read_only:
+            with suppress(OSError):
+                os.utime(entry / "meta.json")
+        return found
 
     def _read(self, entry: Path, request: CompileRequest, toolchain: Toolchain) -> CompiledKernel:
         meta = json.loads((entry / "meta.json").read_bytes())
@@ -164,11 +174,14 @@ class DiskCache:
             return
         entry = self.entry(kernel.arch, key)
         work = self._root / "tmp" / uuid.uuid4().hex
+        request = kernel.request
         meta = {
             "key": key,
             "name": kernel.name,
             "arch": kernel.arch,
-            "options": list(kernel.request.all_options()),
+            "source": {"sha256": hashlib.sha256(kernel.source.encode()).hexdigest()},
+            "own_headers": sorted(headers.own_headers(request.source, request.include_dirs)),
+            "options": list(request.all_options()),
             "toolchain": kernel.toolchain.to_json(),
             "resources": kernel.resources.to_json(),
             "seconds": round(kernel.compile_seconds, 4),
@@ -214,6 +227,36 @@ class DiskCache:
             except (OSError, ValueError) as error:
                 logger.warning("unreadable toolchain record %s: %s", path, error)
         return tuple(found)
+
+    def remove(self, entry: Path) -> bool:
+        """Removes an entry (of `entry`) as one step, beside processes that read or compile it.
+
+        Returns:
+            False if a process is compiling it now, or it is gone already.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        path = self._root / "locks" / f"{entry.name}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path, timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            return False
+        grave = self._root / "tmp" / uuid.uuid4().hex
+        try:
+            grave.parent.mkdir(exist_ok=True)
+            entry.rename(grave)
+            # Whoever waits for this very file compiles beside one who makes a new one: both store
+            # the same.
+            path.unlink(missing_ok=True)
+        except FileNotFoundError:
+            return False
+        finally:
+            lock.release()
+        shutil.rmtree(grave, ignore_errors=True)  # what stays is a leftover
+        return True
 
     def lock(self, key: str) -> FileLock | None:
         """An acquired lock for compiling ``key``, to be released; None if none is to be had

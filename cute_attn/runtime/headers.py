@@ -107,8 +107,13 @@ def _all_files(dirs: tuple[Path, ...]) -> dict[str, bytes]:
 
 def own_digest(source: str, include_dirs: Iterable[Path]) -> str:
     """sha256 over names and contents of `own_headers`."""
+    return contents_digest(own_headers(source, include_dirs))
+
+
+def contents_digest(found: dict[str, bytes]) -> str:
+    """sha256 over names and contents."""
     digest = hashlib.sha256()
-    for name, content in sorted(own_headers(source, include_dirs).items()):
+    for name, content in sorted(found.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
 

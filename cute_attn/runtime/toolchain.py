@@ -217,6 +217,10 @@ def version_key(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
+SLOWEST = 3
+"""First part of the `rank` of toolchains with the slowest assemblers."""
+
+
 def rank(toolchain: Toolchain) -> tuple[int, tuple[int, ...]]:
     """Sort key, best first: an attention prototype ran at 608, 583, 576-582, 521 TFLOP/s (H200)."""
     assembler = version_key(toolchain.ptxas or toolchain.nvrtc)
@@ -227,7 +231,7 @@ def rank(toolchain: Toolchain) -> tuple[int, tuple[int, ...]]:
     elif assembler >= (13, 2):
         place = 2
     else:
-        place = 3
+        place = SLOWEST
     return place, tuple(-part for part in assembler)
 
 

@@ -3,6 +3,7 @@
     it = batch.explain()               # of a planned BatchAttention; or plan.explain()
     print(it)                          # a table; a summary where there are many items
     it.plot("step.svg")                # the timeline (needs matplotlib)
+    it.trace("step.json")              # the same for ui.perfetto.dev
     it.launches[0].blocks[17].items    # the numbers
 
 Times are those that the simulator predicts (`simulator.py`): all blocks, of launches side by side
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cute_attn.abi import Item, WorkWalker
+from cute_attn.scheduler import chrome_trace
 from cute_attn.scheduler.plan import Plan
 from cute_attn.scheduler.simulator import (
     LaunchItems,
@@ -275,6 +277,47 @@ class Explanation:
         from cute_attn.scheduler.timeline import save
 
         return save(self, Path(path))
+
+    def trace(self, path: str | Path) -> Path:
+        """Writes the timeline for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
+
+        Args:
+            path: a file name, by custom one that ends in .json.
+
+        Returns:
+            path.
+
+        Raises:
+            ValueError: it cannot be written.
+        """
+        return chrome_trace.write(path, self.processes())
+
+    def processes(self) -> list[chrome_trace.Process]:
+        """The timeline as `trace` writes it: a process per launch, a thread per thread block."""
+        return [_process(launch) for launch in self.launches]
+
+
+def _process(launch: ExplainedLaunch) -> chrome_trace.Process:
+    tracks = []
+    for block in sorted(launch.blocks, key=lambda block: (block.place, block.number)):
+        slices = [
+            chrome_trace.Slice(
+                f"request {item.request}",
+                item.start_us,
+                item.end_us,
+                {name: getattr(item, name) for name in item._fields if name not in _TIMES},
+            )
+            for item in block.items
+        ]
+        sm = block.place // launch.blocks_per_sm
+        tracks.append(chrome_trace.Track(f"SM {sm}, block {block.number}", slices))
+    if launch.merge_us:
+        merge = chrome_trace.Slice("merge", launch.busiest_us, launch.predicted_us)
+        tracks.append(chrome_trace.Track("merge", [merge]))
+    return chrome_trace.Process(f"{launch.name}, predicted", tracks)
+
+
+_TIMES = ("start_us", "end_us")
 
 
 def explain(*launches: Launch, in_turn: bool = False) -> Explanation:

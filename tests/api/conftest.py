@@ -115,6 +115,7 @@ def _not_generated(spec: KernelSpec) -> GeneratedKernel:
             variant=spec.variant,
             fused_merge=spec.fuses_merge,
             beside=spec.runs_beside,
+            trace=spec.trace,
         )
     return GeneratedKernel(spec.name, "", spec.arch, spec.tile.threads, 0, 1, params, ())
 

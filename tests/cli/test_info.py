@@ -99,3 +99,10 @@ def test_text_shows_every_section(columns: str) -> None:
     assert result.returncode == 0, result.stderr
     for expected in (cute_attn.__version__, "nvrtc-", "torch", "CUTE_ATTN_CACHE_DIR"):
         assert expected in result.stdout
+
+
+def test_a_long_path_is_printed_in_one_piece(tmp_path: Path) -> None:
+    cache = tmp_path / ("long" * 40)
+    result = run("-m", "cute_attn.cli", "info", CUTE_ATTN_CACHE_DIR=str(cache), COLUMNS="60")
+    assert result.returncode == 0, result.stderr
+    assert sum(str(cache) in line for line in result.stdout.splitlines()) == 2

@@ -55,6 +55,52 @@ def test_sass_is_machine_code_of_the_architecture(
     assert result.exit_code == 0
     assert "HMMA.16816.F32.BF16" in result.output
     assert "LDGSTS" in result.output
+    lines = result.output.splitlines()
+    titles = [line for line in lines if line.startswith("== ")]
+    assert len(titles) == 2 and any("main loop" in title for title in titles)
+    marked = [line for line in lines if line[:2] in ("1|", "2|")]
+    assert sum("HMMA" in line for line in marked) > 0.5 * sum("HMMA" in line for line in lines)
+    loop = invoke("show", *DEMO_KERNEL, "--what", "loop").output.splitlines()
+    assert [line for line in loop if line[:2] in ("1|", "2|")] == marked
+    assert all(line[:2] in ("==", "1|", "1:", "2|", "2:") for line in loop)
+
+
+def test_mix_counts_a_pass_of_the_main_loop(demo_kernels: dict[str, Any], invoke: Invoke) -> None:
+    facts = json.loads(invoke("show", *DEMO_KERNEL, "--what", "mix", "--json").stdout)
+    (main,) = (loop for loop in facts["main_loops"] if loop["main"])
+    tile = tiles("sm_80", "ampere_tile", 128)
+    # An HMMA takes 16 rows x 8 columns x 16 k: a warp's rows x keys x head_dim, for QK and for PV.
+    products = tile.q // (tile.threads // 32) * tile.kv * 128 // (16 * 8 * 16)
+    assert main["mix"]["tensor"] == products // 2 + products  # QK is a loop of two, counted once
+    assert main["usual_pass"] == sum(main["mix"].values()) < main["instructions"]
+    assert not main["local_memory"] and "other" not in facts["mix"]
+    text = invoke("show", *DEMO_KERNEL, "--what", "mix").output
+    assert f"{main['opcodes']['HMMA']} HMMA" in text
+
+
+def test_resources_say_what_an_sm_holds(demo_kernels: dict[str, Any], invoke: Invoke) -> None:
+    facts = json.loads(invoke("show", *DEMO_KERNEL, "--what", "resources", "--json").stdout)
+    tile = tiles("sm_80", "ampere_tile", 128)
+    assert facts["blocks_per_sm"] == tile.blocks_per_sm
+    assert facts["warps_per_sm"] == tile.blocks_per_sm * tile.threads // 32
+    assert "registers" in facts["limited_by"]
+    assert facts["bytes_in_flight_per_sm"] == 2 * facts["bytes_in_flight_per_block"]
+    assert facts["bytes_in_flight_per_block"] == tile.kv * 128 * 2
+
+
+@pytest.mark.parametrize("variant", ["alibi(8)", "causal+rope(layout='interleaved')", "qk_norm"])
+def test_any_built_in_variant(variant: str, invoke: Invoke) -> None:
+    result = invoke("show", "--arch", "sm_90a", "--variant", variant)
+    assert result.exit_code == 0, result.output
+    assert variant.split("+")[-1].split("(")[0] in result.output.splitlines()[0]
+
+
+def test_options_reach_other_tiles(invoke: Invoke) -> None:
+    usual, few, long = (
+        invoke("show", "--arch", "sm_90a", "--head-dim", "64", *options).output
+        for options in ((), ("--rows", "8", "--schedule", "hopper_tile"), ("--long",))
+    )
+    assert "256 threads" in few and "512 threads" in long and "384 threads" in usual
 
 
 @pytest.mark.usefixtures("kernel_cache")
@@ -97,7 +143,9 @@ def test_a_tile_override_changes_the_kernel(invoke: Invoke) -> None:
         (("--tile", "kv=many"), 2, ["'kv=many'", "NAME=NUMBER", "stages"]),
         (("--tile", "rows=3"), 2, ["'rows=3'", "blocks_per_sm"]),
         (("--what", "plan", "--step", "monday"), 2, ["'monday'", "azure-chat-500"]),
-        (("--variant", "alibi"), 2, ["'alibi'", "soft_cap"]),
+        (("--variant", "alibo"), 2, ["'alibo'", "soft_cap"]),
+        (("--variant", "alibi"), 2, ["'alibi'", "num_qo_heads"]),
+        (("--rows", "3", "--decode"), 2, ["--rows", "without --decode"]),
         (("--what", "colour"), 2, ["colour", "sass"]),
         (("--tile", "kv=33"), 1, ["tile.kv is 33", "multiple of 16"]),
         (("--schedule", "hopper_tile"), 1, ["sm_80", "wgmma"]),

@@ -33,6 +33,7 @@ OTHER: dict[str, Any] = {
     "tile": Tile(q=128, kv=64, stages=2, threads=384),
     "delays": True,
     "fixed_pieces": True,
+    "trace": True,
 }
 
 
@@ -54,10 +55,11 @@ def test_name_is_a_readable_symbol() -> None:
     assert "_d128x64_" in replace(SPEC, head_dim_vo=64).name
 
 
-def test_delays_show_in_the_name_and_nowhere_else() -> None:
-    delayed = replace(SPEC, delays=True)
-    assert delayed.name == SPEC.name.replace("_sm_90a_", "_delays_sm_90a_")
-    assert repr(delayed) == repr(SPEC)  # what the digest, and so every plain name, is made of
+@pytest.mark.parametrize("switch", ["delays", "fixed_pieces", "trace"])
+def test_switches_show_in_the_name_and_nowhere_else(switch: str) -> None:
+    switched = replace(SPEC, **{switch: True})
+    assert switched.name == SPEC.name.replace("_sm_90a_", f"_{switch}_sm_90a_")
+    assert repr(switched) == repr(SPEC)  # what the digest, and so every plain name, is made of
 
 
 def test_reasons() -> None:

@@ -174,6 +174,16 @@ def invariant_kernels(arch: str) -> list[KernelSpec]:
     return specs
 
 
+def traced_kernels(arch: str) -> list[AnyKernel]:
+    """Of test_trace: those that keep time, beside the plain ones."""
+    plain = [
+        spec
+        for page_size, schedule in product((16, None, 3), (None, "ampere_tile", "ampere_decode"))
+        for spec in all_specs(serving_problem(arch, page_size), schedule)
+    ]
+    return with_merges([*plain, *(replace(spec, trace=True) for spec in plain)])
+
+
 def planner_kernels(arch: str) -> list[GeneratedKernel]:
     """Of plans made on the device, for grids of any size."""
     return [emit_plan_decode(ampere_arch(arch), threads=threads) for threads in (512, 1024)]
@@ -196,7 +206,12 @@ def stress_kernels(arch: str) -> list[AnyKernel]:
 
 def all_kernels(arch: str) -> list[AnyKernel]:
     """Every kernel of `pytest -m gpu`, none twice."""
-    kernels = [*grid_kernels(arch), *behaviour_kernels(arch), *stress_kernels(arch)]
+    kernels = [
+        *grid_kernels(arch),
+        *behaviour_kernels(arch),
+        *traced_kernels(arch),
+        *stress_kernels(arch),
+    ]
     return list({kernel.name: kernel for kernel in kernels}.values())
 
 
