@@ -43,6 +43,7 @@ def main(
 
 app.command("info")(info.command)
 app.command("compile")(commands.compile_command)
+app.command("export", epilog=commands.EXPORT_EXAMPLES)(commands.export_command)
 app.command("show")(commands.show_command)
 app.command("demo")(commands.demo_command)
 app.command("calibrate")(commands.calibrate_command)
