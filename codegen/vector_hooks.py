@@ -18,6 +18,7 @@ UNIT = 16
 
 _SIGNATURES = {
     "position": ("int", "VectorPlace at"),
+    "pair_position": ("int", "VectorPlace at, int pair"),
     "frequency": ("double", "int pair"),
     "first": ("float", "VectorPlace at, VectorPair of"),
     "second": ("float", "VectorPlace at, VectorPair of"),
@@ -166,6 +167,9 @@ def _struct(
     for name, body in functions.bodies.items():
         if name.startswith(unneeded) or (name, body) == ("position", "pos"):
             continue
+        if name == "position" and functions.by_pair:
+            lines.append("  static constexpr bool kPairPositions = true;")
+            name = "pair_position"
         lines += _function(name, body, variant.scalars, columns)
     for what in ("pair", "element"):
         if functions.sums and not f"{what}_sum".startswith(unneeded):

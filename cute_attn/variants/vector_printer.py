@@ -32,6 +32,7 @@ class VectorFunctions:
     Attributes:
         pairing: of its pairs, or None.
         turns: pairs are turned.
+        by_pair: every pair has a position of its own.
         follows: positions of keys that follow each other do so too.
         sums: numbers that are summed over the row.
         bodies: C++ of its functions by name, each an expression or statements that end in `return`:
@@ -41,6 +42,7 @@ class VectorFunctions:
 
     pairing: Pairing | None
     turns: bool
+    by_pair: bool
     follows: bool
     sums: int
     bodies: Mapping[str, str]
@@ -90,7 +92,9 @@ def vector_functions(root: Expression, names: Mapping[Expression, str]) -> Vecto
         place = _Place(parts, number, names)
         bodies[name] = _cpp(place.at(root), place.names)
     turns = parts.position is not None
-    return VectorFunctions(parts.pairing, turns, _follows(parts.position), len(parts.sums), bodies)
+    by_pair = parts.position is not None and "pair" in parts.position.reads
+    follows = _follows(parts.position)
+    return VectorFunctions(parts.pairing, turns, by_pair, follows, len(parts.sums), bodies)
 
 
 def _follows(position: Expression | None) -> bool:

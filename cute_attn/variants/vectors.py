@@ -115,7 +115,7 @@ def turn(position: Any, frequency: Any) -> tuple[Traced, Traced]:
     """Cosine and sine of position * frequency radians; exact in the angle, whatever the position.
 
     Args:
-        position: i32, one for the row: `pos`, or an element of a tensor.
+        position: i32: `pos`, or an element of a tensor; one for the row, or one for each pair.
         frequency: radians per position, of the pair's number, scalars and tensors. It is computed
             in float64, once in a launch.
 
@@ -210,8 +210,8 @@ def across(root: Expression) -> Across:
     if len(turns) > 1:
         raise ValueError("there are turns by two angles; a hook has one")
     for position, frequency in turns:
-        if level[position] != ROW or "x" in position.reads:
-            raise ValueError("the position of turn() is of the row, and does not depend on it")
+        if level[position] == ELEMENT or "x" in position.reads:
+            raise ValueError("the position of turn() is of the row or the pair, and not of x")
         if level[frequency] == ELEMENT or frequency.reads & {"x", "b", "h", "pos"}:
             raise ValueError(
                 "the frequency of turn() depends on the pair, scalars and tensors alone, not on x,"

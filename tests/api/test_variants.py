@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
 
 from cute_attn import BatchAttention, RaggedKV, Variant, attention
-from cute_attn.variants import Hook
+from cute_attn.variants import Hook, builtin, positions
 from tests.gpu.score_cases import (
     BIAS,
     SLOPES,
@@ -18,6 +19,7 @@ from tests.gpu.variant_case import (
     HEADS,
     KV_HEADS,
     LENGTHS,
+    LONGEST,
     dense,
     random,
 )
@@ -48,6 +50,17 @@ def test_against_a_dense_formula(name: str, phase: str) -> None:
 @pytest.mark.parametrize(("name", "phase", "page_size"), EVERYWHERE)
 def test_every_format(name: str, phase: str, page_size: int | None) -> None:
     check(name, phase, page_size=page_size)
+
+
+def test_every_built_in_is_among_them() -> None:
+    """Each public one, by the name that its variants have."""
+    needs = {"alibi": (HEADS,), "relative_bias": (16,), "sigmoid_attention": (LONGEST,)}
+    run = {CASES[name].variant.name for name, _, _ in EVERYWHERE}
+    for module in (builtin, positions):
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ == module.__name__ and not name.startswith("_"):
+                own = function(*needs.get(name, ())).name
+                assert any(f"_{own}_" in f"_{other}_" for other in run), name
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.variant.tensors])

@@ -46,7 +46,8 @@ BUILT_IN_VECTORS = tuple(
     f"{name}_{page_size or 'ragged'}"
     for page_size in PAGE_SIZES
     for name in (
-        "rope", "rope_partly", "rope_llama3", "rope_yarn", "rope_at", "qk_norm_rope", "streaming",
+        "rope", "rope_partly", "rope_llama3", "rope_yarn", "rope_at", "rope_sections",
+        "qk_norm_rope", "streaming",
     )
 )  # fmt: skip
 """Cases of those that transform rows, each in every KV format already."""

@@ -22,7 +22,7 @@ from cute_attn import (
     soft_cap,
     streaming_llm,
 )
-from cute_attn.variants import Tensor
+from cute_attn.variants import Tensor, functions
 from tests.gpu.score_cases import (
     DOCUMENTS,
     GATE,
@@ -44,6 +44,14 @@ WEIGHTS = 1 + 0.3 * random(7, 2, 128)
 V_SCALE = 1 + 0.5 * random(8, KV_HEADS, 128)
 # Positions of some other order, as far as 10^5.
 PLACES = (random(9, 3, LONGEST).argsort(-1) * 251).int()
+# Time, height and width of frames of 8 by 8, and of text behind four of them.
+_PLACE = torch.arange(LONGEST)
+SECTIONS = torch.stack(
+    [
+        torch.where(_PLACE < 256, own, _PLACE - 220).expand(3, LONGEST)
+        for own in (_PLACE // 64, _PLACE // 8 % 8, _PLACE % 8)
+    ]
+).int()
 
 
 def turned(
@@ -88,6 +96,28 @@ def _as_yarn_does(frequency: torch.Tensor) -> torch.Tensor:
     ramp = (torch.arange(count, device=frequency.device) - first) / (last - first)
     ramp = ramp.clamp(0, 1)
     return frequency * (1 - ramp) + frequency / 4 * ramp
+
+
+def by_sections(
+    x: Any, b: Any, h: Any, pos: Any, *, section_positions: Any, theta: float = 1e4
+) -> Any:
+    """Rotary embedding of images and videos: pairs have the time, the height or the width."""
+    pairs = x.halves()
+    section = torch.where(pairs.index < 16, 0, torch.where(pairs.index < 40, 1, 2))
+    cosine, sine = functions.turn(
+        section_positions[section, b, pos], theta ** -(pairs.index / pairs.count)
+    )
+    return pairs.join(
+        pairs.first * cosine - pairs.second * sine, pairs.second * cosine + pairs.first * sine
+    )
+
+
+def _by_sections(x: torch.Tensor, b: int, positions: torch.Tensor) -> torch.Tensor:
+    """Of each way of turning the whole row, its section."""
+    places = on(SECTIONS, x)[:, b, positions.clamp(min=0)]
+    time, height, width = (turned(x, own) for own in places)
+    pair = torch.arange(x.shape[-1], device=x.device) % (x.shape[-1] // 2)
+    return torch.where(pair < 16, time, torch.where(pair < 40, height, width))
 
 
 def _llama3(x: torch.Tensor, b: int, positions: torch.Tensor) -> torch.Tensor:
@@ -161,6 +191,16 @@ VECTOR_CASES = {
             "rope_yarn",
             causal() & rope(scaling=YarnScaling(4.0, original_max_position=64)),
             {"query": _yarn, "key": _yarn, "dim": 128},
+        ),
+        (
+            "rope_sections",
+            causal()
+            & Variant(
+                "sections", query=by_sections, key=by_sections,
+                params=[Tensor("section_positions", "i32", 3)],
+            ),
+            {"query": _by_sections, "key": _by_sections, "dim": 128,
+             "tensors": {"section_positions": SECTIONS}},
         ),
         ("rope_at", causal() & rope(positions=True),
          {"query": _at_places, "key": _at_places,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from cute_attn.codegen.vector_hooks import vector_hooks
 from cute_attn.variants import (
     Hook,
     Llama3Scaling,
@@ -230,6 +231,10 @@ def test_what_a_row_cannot_do() -> None:
     def of_the_head(x: Any, b: Any, h: Any, pos: Any) -> Any:
         return x * f.turn(pos, 1.0 / (h + 1))[0]
 
+    def position_of_x(x: Any, b: Any, h: Any, pos: Any) -> Any:
+        return x * f.turn(pos + x.index, 1.0)[0]
+
+    refused("position of turn.* is of the row or the pair", position_of_x)
     refused("as pairs in two ways", two_ways)
     refused("turns by two angles", two_angles)
     assert "f.turn(pos / 2, 1.0)" in refused("integer position, got f32", float_position)
@@ -239,6 +244,32 @@ def test_what_a_row_cannot_do() -> None:
         lambda x, b, h, pos, *, index: x * index,
         params=[Scalar("index", "f32", 1.0)],
     )
+
+
+def test_positions_of_pairs() -> None:
+    """Sections of a row may have their own; a position of the row stays one of the row."""
+
+    def sections(x: Any, b: Any, h: Any, pos: Any, *, places: Any) -> Any:
+        pairs = x.halves()
+        own = places[f.where(pairs.index < 3, 0, 1), pos]
+        cosine, sine = f.turn(own, 1.0 / (1 + pairs.index))
+        return pairs.join(
+            pairs.first * cosine - pairs.second * sine, pairs.second * cosine + pairs.first * sine
+        )
+
+    variant = Variant("sections", key=sections, params=[Tensor("places", "i32", 2)])
+    x, frequency = rows(), 1 / (1.0 + np.arange(8))
+    places = np.zeros((2, POSITIONS.max() + 1), np.int32)
+    places[0, POSITIONS], places[1, POSITIONS] = POSITIONS, POSITIONS // 3
+    z = x[:, :8] + 1j * x[:, 8:]
+    position = np.where(np.arange(8) < 3, POSITIONS[:, None], POSITIONS[:, None] // 3)
+    z *= np.exp(1j * position * frequency)
+    expected = np.concatenate([z.real, z.imag], 1)
+    np.testing.assert_allclose(through(variant, x, places=places), expected, atol=1e-8)
+    text = vector_hooks(variant, 64, 64).text
+    assert "static constexpr bool kPairPositions = true;" in text
+    assert "int pair_position_of(Params const& params, VectorPlace at, int pair)" in text
+    assert "pair_position_of" not in vector_hooks(rope(positions=True), 64, 64).text
 
 
 def test_combinations_that_are_too_much() -> None:

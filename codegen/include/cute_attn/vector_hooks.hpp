@@ -41,12 +41,23 @@ struct VectorTraits {
   static constexpr bool kTurns = kTurns_;
   static constexpr bool kFollows = kFollows_;
   static constexpr int kSums = kSums_;
+  static constexpr bool kPairPositions = false;  // else pair_position_of(params, at, pair)
 
   template <class Params>
   CUTE_DEVICE static int position_of(Params const&, VectorPlace at) {
     return at.pos;
   }
 };
+
+// The position that a pair of a row is turned by.
+template <class Hook, class Params>
+CUTE_DEVICE int turn_position(Params const& params, VectorPlace at, int pair) {
+  if constexpr (Hook::kPairPositions) {
+    return Hook::pair_position_of(params, at, pair);
+  } else {
+    return Hook::position_of(params, at);
+  }
+}
 
 // Rows of one KV head from key `first` on.
 struct KeyPlaces {
@@ -114,10 +125,12 @@ struct Turns {
   }
 
   // Cosine and sine of a unit's pairs.
-  CUTE_DEVICE void at(int unit, int position, float2 (&turn)[8]) const {
+  template <class Params>
+  CUTE_DEVICE void at(Params const& params, VectorPlace row, int unit, float2 (&turn)[8]) const {
     constexpr float kPi = 3.14159265358979f;
     CUTE_UNROLL
     for (int e = 0; e < 8; ++e) {
+      int const position = turn_position<Hook>(params, row, 8 * unit + e);
       float const angle = half_turns(position, step[place(unit, e)]) * kPi;
       turn[e] = {__cosf(angle), __sinf(angle)};  // within [-pi, pi]: to 2^-21
     }
@@ -223,8 +236,7 @@ CUTE_DEVICE void transform_rows(Params const& params, Element* tile, int rows, i
   float2 turn[8], stride[8];
   if constexpr (kByStrides) {
     if (own.paired) {
-      VectorPlace const at = place(first_row);
-      turns.at(own.unit, Hook::position_of(params, at), turn);
+      turns.at(params, place(first_row), own.unit, turn);
       CUTE_UNROLL
       for (int e = 0; e < 8 && !kCompact; ++e) stride[e] = turns.stride[turns.place(own.unit, e)];
     }
@@ -249,7 +261,7 @@ CUTE_DEVICE void transform_rows(Params const& params, Element* tile, int rows, i
       unpack_piece<Element>(*piece[1], x + 8);
       if constexpr (Hook::kTurns && !kByStrides) {
         if (own.paired) {
-          turns.at(own.unit, Hook::position_of(params, at), turn);
+          turns.at(params, at, own.unit, turn);
         }
       }
     }
