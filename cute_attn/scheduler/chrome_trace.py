@@ -53,10 +53,14 @@ def lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
 
 
 def events(processes: Sequence[Process]) -> Iterator[dict[str, Any]]:
-    """The file's events; times in microseconds."""
+    """The file's events; times in microseconds.
+
+    Numbers of threads differ between processes, and from those of processes: viewers take a thread
+    with its process's number for the main one, and some know threads by their numbers alone.
+    """
+    tid = len(processes)
     for pid, process in enumerate(processes, 1):
-        yield _name("process", pid, 0, process.name)
-        tid = 0
+        yield _name("process", pid, pid, process.name)
         for track in process.tracks:
             for number, lane in enumerate(lanes(track.slices) or [[]]):
                 tid += 1

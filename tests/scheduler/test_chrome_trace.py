@@ -48,12 +48,13 @@ def test_overlapping_slices_have_lanes_of_their_own() -> None:
 def test_events_name_processes_and_threads() -> None:
     inner = (Slice("wait", 1, 2), Slice("work", 2, 3))
     tracks = [Track("x", [Slice("a", 1, 3, {"n": 1}, inner), Slice("b", 2, 4)]), Track("y", [])]
-    found = list(events([Process("first", tracks), Process("second", [])]))
+    found = list(events([Process("first", tracks), Process("second", [Track("z", [])])]))
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in found if e["name"].endswith("_name")}
-    assert names == {(1, 0): "first", (1, 1): "x", (1, 2): "x +", (1, 3): "y", (2, 0): "second"}
+    assert names == {(1, 1): "first", (1, 3): "x", (1, 4): "x +", (1, 5): "y", (2, 2): "second",
+                     (2, 6): "z"}  # fmt: skip
     complete = [e for e in found if e["ph"] == "X"]
     assert [(e["name"], e["tid"], e["ts"], e["dur"]) for e in complete] == [
-        ("a", 1, 1, 2), ("wait", 1, 1, 1), ("work", 1, 2, 1), ("b", 2, 2, 2)
+        ("a", 3, 1, 2), ("wait", 3, 1, 1), ("work", 3, 2, 1), ("b", 4, 2, 2)
     ]  # fmt: skip
     assert complete[0]["args"] == {"n": 1}
     assert {e["ph"] for e in found} == {"M", "X"}
