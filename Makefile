@@ -12,7 +12,8 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CU12 := $(VENV)/cu12
-HEADERS = $(shell git ls-files '*.hpp' 2>/dev/null || find codegen hopper ampere -name '*.hpp')
+HEADERS = $(shell git ls-files '*.hpp' '*.h' '*.cpp' 2>/dev/null || \
+  find codegen hopper ampere cute_attn/export examples -name '*.[hc]pp' -o -name '*.h')
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-gpu lint format clean

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         tree_mask,
         warmup,
     )
+    from cute_attn.export import Bundle, BundleError, export_bundle, load_bundle
 
 __version__ = "0.1.0"
 
@@ -84,6 +85,7 @@ _HOMES = {
         "supports",
         "warmup",
     ),
+    "cute_attn.export": ("Bundle", "BundleError", "export_bundle", "load_bundle"),
     "cute_attn.codegen.spec": ("KernelSpec", "Tile", "UnsupportedSpecError"),
     "cute_attn.formats": ("BlockSparseKV", "BlockTableKV", "DeviceKV", "PagedKV", "RaggedKV"),
     "cute_attn.variants": (
@@ -116,6 +118,8 @@ __all__ = [
     "BatchAttention",
     "BlockSparseKV",
     "BlockTableKV",
+    "Bundle",
+    "BundleError",
     "DeviceKV",
     "Kernel",
     "KernelSpec",
@@ -141,9 +145,11 @@ __all__ = [
     "chunked_local",
     "custom_mask",
     "document_mask",
+    "export_bundle",
     "from_flex",
     "full",
     "hook_instructions",
+    "load_bundle",
     "merge_states",
     "pack_masks",
     "prefix_lm",

@@ -26,6 +26,7 @@ from cute_attn.api import checks, dispatch, torch_ops
 from cute_attn.api.cpu_batch import CpuBatch
 from cute_attn.api.cuda_batch import CudaBatch
 from cute_attn.api.kernel import Kernel
+from cute_attn.api.kernel_source import COMPILED, KernelSource
 from cute_attn.api.launches import explained_launch
 from cute_attn.api.parameters import Parameters, bind
 from cute_attn.api.shape import BatchShape
@@ -74,6 +75,8 @@ class BatchAttention:
             one, else those of an H200 (docs/calibration.md). Not on the CPU.
         schedule: force a kernel family: "hopper_tile", "ampere_tile", "ampere_decode" or one of
             `register_template`; default: chosen by the device and the lengths at every plan().
+        bundle: of `load_bundle`: all kernels come out of it, nothing is compiled, and steps for
+            which it has none are refused (docs/export.md). Not on the CPU.
 
     Not for use by several threads at once.
 
@@ -102,6 +105,7 @@ class BatchAttention:
         schedule: str | None = None,
         batch_invariant: bool = False,
         costs: str | Path | Constants | None = None,
+        bundle: KernelSource | None = None,
     ) -> None:
         checks.head_counts(num_qo_heads, num_kv_heads)
         checks.positive("head_dim", head_dim)
@@ -146,6 +150,11 @@ class BatchAttention:
                 f"costs is {costs!r} and device is {self._shape.device}: the executor has none;"
                 " there it takes None"
             )
+        if bundle is not None and on_cpu:
+            raise ValueError(
+                f"bundle is {bundle!r} and device is {self._shape.device}: a bundle holds code of"
+                " GPUs; there it takes None"
+            )
         self._batch_invariant = batch_invariant
         self._backend: CpuBatch | CudaBatch
         if on_cpu:
@@ -165,6 +174,7 @@ class BatchAttention:
                 batch_invariant=batch_invariant,
                 workspace=workspace,
                 costs=costs,
+                source=COMPILED if bundle is None else bundle,
             )
         self._handle: int | None = None
         self._step: AnyStep | None = None

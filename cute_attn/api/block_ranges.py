@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from cute_attn.api.kernel_source import COMPILED, KernelSource
 from cute_attn.api.parameters import Parameters
 from cute_attn.api.small_kernels import ready
 from cute_attn.codegen.kernels import block_ranges_grid, emit_block_ranges, range_tables
@@ -25,6 +26,7 @@ class BlockRanges:
         arch: what small kernels are compiled for.
         variant: whose mask reads tensors.
         device: a CUDA device.
+        source: where the kernel comes from.
 
     Attributes:
         kernel: the kernel.
@@ -34,8 +36,14 @@ class BlockRanges:
         CompileError, ToolchainError, CacheMissError: see `build`.
     """
 
-    def __init__(self, arch: str, variant: Variant, device: torch.device) -> None:
-        self.kernel = ready(emit_block_ranges(arch, variant))
+    def __init__(
+        self,
+        arch: str,
+        variant: Variant,
+        device: torch.device,
+        source: KernelSource = COMPILED,
+    ) -> None:
+        self.kernel = ready(emit_block_ranges(arch, variant), source)
         self._tables = range_tables(variant)
         self._device = device
         self._launch = self.kernel.launcher(device.index).launch

@@ -28,6 +28,7 @@ from cute_attn.api.device_planner import DevicePlanner, check_device_step
 from cute_attn.api.fixed_plans import FixedPlans
 from cute_attn.api.kernel import Kernel
 from cute_attn.api.kernel_choice import KernelChoice
+from cute_attn.api.kernel_source import COMPILED, KernelSource
 from cute_attn.api.launch_set import LaunchSet, Paging, TraceBuffer
 from cute_attn.api.live_scalars import LiveScalars
 from cute_attn.api.parameters import Parameters
@@ -72,6 +73,7 @@ class CudaBatch:
         batch_invariant: kernels and pieces depend on each request alone.
         workspace: (bytes,) uint8 on the device for partial results, or None.
         launch: 1 for the launch that runs beside another one.
+        source: where kernels come from.
 
     Attributes:
         constants: what steps are planned with.
@@ -91,6 +93,7 @@ class CudaBatch:
         workspace: torch.Tensor | None,
         costs: str | Path | Constants | None = None,
         launch: int = 0,
+        source: KernelSource = COMPILED,
     ) -> None:
         self._shape = shape
         self._launch_number = launch
@@ -100,6 +103,8 @@ class CudaBatch:
         self._cuda_graph = cuda_graph
         self._given_workspace = workspace
         self._info = device_info(shape.device.index)
+        self._source = source
+        source.check_device(self._info.arch, f"GPU {self._info.index} ({self._info.name})")
         self.constants = constants_of(self._info, costs)
         self._choice = KernelChoice(
             shape,
@@ -257,7 +262,9 @@ class CudaBatch:
         with torch.cuda.device(self._index):
             if self._planner is None:
                 arch = dispatch.emitter_arch(self._info.arch, dispatch.AMPERE_DECODE)
-                self._planner = DevicePlanner(arch, self._shape.device, self._num_blocks)
+                self._planner = DevicePlanner(
+                    arch, self._shape.device, self._num_blocks, self._source
+                )
             address = self._store.place(self._num_blocks, kv.num_requests, table)
             self._order.before_plan()
             if self._live is not None and not capturing:
@@ -289,7 +296,9 @@ class CudaBatch:
         with torch.cuda.device(self._index):
             if self._ranges is None:
                 arch = dispatch.emitter_arch(self._info.arch, dispatch.AMPERE_DECODE)
-                self._ranges = BlockRanges(arch, self._shape.variant, self._shape.device)
+                self._ranges = BlockRanges(
+                    arch, self._shape.variant, self._shape.device, self._source
+                )
             self._ranges.place(parameters)
 
     def check_plan(self) -> None:
@@ -321,6 +330,7 @@ class CudaBatch:
             workspace=self._given_workspace,
             costs=self.constants,
             launch=1,
+            source=self._source,
         )
 
     def _prepare(self, step: Step, num_sms: int) -> _Prepared:
@@ -332,7 +342,14 @@ class CudaBatch:
         kernels = self._sets.get(spec)
         if kernels is None:
             beside = self._launch_number > 0
-            kernels = LaunchSet(spec, self._shape, self._index, self.constants, beside=beside)
+            kernels = LaunchSet(
+                spec,
+                self._shape,
+                self._index,
+                self.constants,
+                beside=beside,
+                source=self._source,
+            )
             self._sets[spec] = kernels
         geometry = kernels.geometry(step.band)
         blocks = num_sms * spec.tile.blocks_per_sm

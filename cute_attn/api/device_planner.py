@@ -11,6 +11,7 @@ import torch
 
 from cute_attn.abi import UNBOUNDED
 from cute_attn.abi.plan import MAX_SECTION_HEADS
+from cute_attn.api.kernel_source import COMPILED, KernelSource
 from cute_attn.api.small_kernels import ready
 from cute_attn.api.step import DeviceStep
 from cute_attn.codegen.kernels import emit_plan_decode, plan_decode_divisors
@@ -62,6 +63,7 @@ class DevicePlanner:
         arch: what small kernels are compiled for.
         device: a CUDA device.
         num_blocks: grid of the attention kernel, up to `MAX_BLOCKS`.
+        source: where the kernel comes from.
 
     Attributes:
         kernel: the kernel.
@@ -72,8 +74,14 @@ class DevicePlanner:
         CompileError, ToolchainError, CacheMissError: see `build`.
     """
 
-    def __init__(self, arch: str, device: torch.device, num_blocks: int) -> None:
-        self.kernel = ready(emit_plan_decode(arch, threads=planner_threads(num_blocks)))
+    def __init__(
+        self,
+        arch: str,
+        device: torch.device,
+        num_blocks: int,
+        source: KernelSource = COMPILED,
+    ) -> None:
+        self.kernel = ready(emit_plan_decode(arch, threads=planner_threads(num_blocks)), source)
         self.num_blocks = num_blocks
         self._launch = self.kernel.launcher(device.index).launch
         self._arguments = self.kernel.arguments()

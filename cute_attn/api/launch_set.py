@@ -12,7 +12,8 @@ import torch
 
 from cute_attn.api import checks, dispatch
 from cute_attn.api.arguments import Arguments, FieldWriter
-from cute_attn.api.kernel import Kernel, build, build_generated, merge_of
+from cute_attn.api.kernel import Kernel, merge_of
+from cute_attn.api.kernel_source import COMPILED, KernelSource
 from cute_attn.api.launches import cost_of
 from cute_attn.api.parameters import Parameters
 from cute_attn.api.shape import BatchShape
@@ -91,8 +92,10 @@ class Binding:
 class Merge:
     """The merge kernel that follows an attention kernel which does not merge itself."""
 
-    def __init__(self, spec: KernelSpec, shape: BatchShape, index: int) -> None:
-        self.kernel = build_generated(merge_of(spec))
+    def __init__(
+        self, spec: KernelSpec, shape: BatchShape, index: int, source: KernelSource
+    ) -> None:
+        self.kernel = source.small(merge_of(spec))
         self._launch = self.kernel.launcher(index).launch
         self._spec = spec
         self._arguments = self.kernel.arguments()
@@ -134,6 +137,7 @@ class LaunchSet:
         constants: of the GPU.
         beside: the kernel runs beside the launch before it, which `launch_first` has launched.
         trace: for a kernel that keeps time of its items.
+        source: where kernels come from.
     """
 
     def __init__(
@@ -145,15 +149,16 @@ class LaunchSet:
         *,
         beside: bool = False,
         trace: TraceBuffer | None = None,
+        source: KernelSource = COMPILED,
     ) -> None:
         self.spec = spec
         self._trace = trace
         self.cost = cost_of(spec, constants)
-        self.kernel = build(spec)
+        self.kernel = source.attention(spec)
         self.launch = self.kernel.launcher(index).launch
         self._index = index
         self._beside = beside
-        self.merge = None if spec.fuses_merge else Merge(spec, shape, index)
+        self.merge = None if spec.fuses_merge else Merge(spec, shape, index, source)
         self._shape = shape
         self._params = self.kernel.generated.params
         names = tuple(name for name in _ROWS if name in self._params.offsets)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from cute_attn.api.kernel import Kernel, build_generated
+from cute_attn.api.kernel import Kernel
+from cute_attn.api.kernel_source import COMPILED, KernelSource
 from cute_attn.codegen.source import GeneratedKernel
 
 
-def ready(generated: GeneratedKernel) -> Kernel:
-    """The kernel, compiled if need be; not during graph capture.
+def ready(generated: GeneratedKernel, source: KernelSource = COMPILED) -> Kernel:
+    """The kernel, compiled if need be and `source` does so; not during graph capture.
 
     Raises:
         RuntimeError: it has not been used before and a CUDA graph is being captured.
@@ -19,4 +20,4 @@ def ready(generated: GeneratedKernel) -> Kernel:
             f"kernel {generated.name} is not loaded and a CUDA graph is being captured; call it"
             " once before the capture"
         )
-    return build_generated(generated)
+    return source.small(generated)

@@ -1,4 +1,4 @@
-"""Options of the commands `compile`, `show`, `diff`, `trace`, `demo` and `calibrate`.
+"""Options of the commands `compile`, `export`, `show`, `diff`, `trace`, `demo` and `calibrate`.
 
 Bodies import what they need: `cute-attn --help` and `cute-attn info` start without torch.
 """
@@ -75,6 +75,65 @@ def compile_command(
         axes = compile.axes_of(preset, {name: _plain(values) for name, values in given.items()})
         succeeded = compile.run(axes, jobs=jobs, as_json=as_json)
     raise typer.Exit(0 if succeeded else 1)
+
+
+EXPORT_EXAMPLES = """Examples:
+
+cute-attn export llama.bundle --preset llama --arch sm_90a
+
+cute-attn export small.bundle --arch sm_80 --arch sm_90a --head-dim 64 --page-size 16 --variant full
+
+cute-attn export --schema > manifest.schema.json
+"""
+
+
+def export_command(
+    path: Annotated[
+        Path | None, typer.Argument(help="Folder to be made, with manifest and cubins.")
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="demo, core or llama; further options replace its values."),
+    ] = None,
+    arch: Annotated[
+        list[Arch] | None,
+        typer.Option(help="Architecture of the GPU to serve. All lists: repeat the option."),
+    ] = None,
+    dtype: Annotated[list[Dtype] | None, typer.Option()] = None,
+    head_dim: Annotated[list[int] | None, typer.Option(min=1)] = None,
+    group: Annotated[list[int] | None, typer.Option(min=1, help=_GROUP)] = None,
+    page_size: Annotated[list[int] | None, typer.Option(min=0, help=_PAGES)] = None,
+    variant: Annotated[list[str] | None, typer.Option(help=_VARIANT)] = None,
+    schedule: Annotated[
+        Schedule | None,
+        typer.Option(help="Kernel family; default: those that a batch on that GPU takes."),
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace a bundle that is there already.")
+    ] = False,
+    print_schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of manifests, and no more.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Compile processes.")
+    ] = None,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Write a bundle: cubins, manifest, C header and planner, to run kernels without Python."""
+    from cute_attn.cli import compile, export
+
+    if print_schema:
+        export.print_schema()
+        return
+    if path is None:
+        raise typer.BadParameter("say where: cute-attn export FOLDER", param_hint="PATH")
+    given = {
+        "arch": arch, "dtype": dtype, "head_dim": head_dim, "group": group,
+        "page_size": page_size, "variant": variant, "schedule": [schedule] if schedule else None,
+    }  # fmt: skip
+    with errors_for_people():
+        axes = compile.axes_of(preset, {name: _plain(values) for name, values in given.items()})
+        export.run(path, axes, jobs=jobs, replace=replace, as_json=as_json)
 
 
 def show_command(

@@ -44,6 +44,7 @@ def main(
 app.command("info")(info.command)
 app.command("doctor")(doctor.command)
 app.command("compile")(commands.compile_command)
+app.command("export", epilog=commands.EXPORT_EXAMPLES)(commands.export_command)
 app.command("show")(commands.show_command)
 app.command("diff")(commands.diff_command)
 app.command("trace")(commands.trace_command)

@@ -103,8 +103,8 @@ def supports_arch(cubin_arch: str, device_arch: str) -> list[str]:
     A cubin runs on its own major compute capability and minor ones not below its own; with suffix
     "a" only on exactly that one.
     """
-    cubin, device = _parts(cubin_arch), _parts(device_arch)
-    if cubin[2] == "a" and cubin[:2] != device[:2]:
+    cubin, device = capability_of(cubin_arch), capability_of(device_arch)
+    if cubin[2] and cubin[:2] != device[:2]:
         return [f"a cubin for {cubin_arch} runs on compute capability {cubin[0]}.{cubin[1]} only"]
     if cubin[0] != device[0] or cubin[1] > device[1]:
         return [
@@ -114,8 +114,14 @@ def supports_arch(cubin_arch: str, device_arch: str) -> list[str]:
     return []
 
 
-def _parts(arch: str) -> tuple[int, int, str]:
+def capability_of(arch: str) -> tuple[int, int, bool]:
+    """(major, minor, exact) of the compute capability that code for ``arch`` runs on; ``exact``: on
+    that minor one only.
+
+    Raises:
+        ValueError: ``arch`` is no architecture.
+    """
     match = re.fullmatch(r"sm_(\d+)(\d)([af]?)", arch)
     if match is None:
         raise ValueError(f"arch={arch!r}: takes an architecture such as 'sm_90a'")
-    return int(match[1]), int(match[2]), match[3]
+    return int(match[1]), int(match[2]), match[3] == "a"

@@ -17,7 +17,7 @@ MAP_BYTES = 128
 _ALIGNMENT = 64
 
 # CUtensorMapDataType and the element size; fp8 has no type of its own and travels as bytes.
-_DTYPES = {
+DATA_TYPES = {
     "uint8": (0, 1),
     "uint16": (1, 2),
     "uint32": (2, 4),
@@ -31,8 +31,8 @@ _DTYPES = {
     "float8_e4m3": (0, 1),
     "float8_e5m2": (0, 1),
 }
-_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes of the swizzle span -> CUtensorMapSwizzle
-_L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}  # bytes -> CUtensorMapL2promotion
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes of the swizzle span -> CUtensorMapSwizzle
+L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}  # bytes -> CUtensorMapL2promotion
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class TensorMapSpec:
     l2_promotion: int = 128
 
     def __post_init__(self) -> None:
-        if self.dtype not in _DTYPES:
-            raise ValueError(f"dtype={self.dtype!r}: takes one of {', '.join(_DTYPES)}")
+        if self.dtype not in DATA_TYPES:
+            raise ValueError(f"dtype={self.dtype!r}: takes one of {', '.join(DATA_TYPES)}")
         rank = len(self.dims)
         if not 1 <= rank <= 5:
             raise ValueError(f"dims={self.dims}: takes 1 to 5 dimensions")
@@ -86,9 +86,9 @@ class TensorMapSpec:
         for axis, size in enumerate(self.box):
             if not 1 <= size <= 256:
                 raise ValueError(f"box[{axis}]={size}: takes 1 to 256")
-        if self.swizzle not in _SWIZZLES:
+        if self.swizzle not in SWIZZLES:
             raise ValueError(f"swizzle={self.swizzle}: takes 0, 32, 64 or 128 (bytes)")
-        if self.l2_promotion not in _L2_PROMOTIONS:
+        if self.l2_promotion not in L2_PROMOTIONS:
             raise ValueError(f"l2_promotion={self.l2_promotion}: takes 0, 64, 128 or 256 (bytes)")
         inner = self.box[0] * self.element_bytes
         if inner % 16:
@@ -100,7 +100,7 @@ class TensorMapSpec:
 
     @property
     def element_bytes(self) -> int:
-        return _DTYPES[self.dtype][1]
+        return DATA_TYPES[self.dtype][1]
 
     @property
     def box_bytes(self) -> int:
@@ -170,7 +170,7 @@ class TensorMapEncoder:
         driver().call(
             "cuTensorMapEncodeTiled",
             ctypes.c_void_p(self._target),
-            _DTYPES[self.spec.dtype][0],
+            DATA_TYPES[self.spec.dtype][0],
             len(self.spec.dims),
             ctypes.c_void_p(pointer),
             self._dims,
@@ -178,8 +178,8 @@ class TensorMapEncoder:
             self._box,
             self._element_strides,
             0,  # no interleave
-            _SWIZZLES[self.spec.swizzle],
-            _L2_PROMOTIONS[self.spec.l2_promotion],
+            SWIZZLES[self.spec.swizzle],
+            L2_PROMOTIONS[self.spec.l2_promotion],
             0,  # outside elements read as zero
         )
         self._is_encoded = True

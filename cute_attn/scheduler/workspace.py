@@ -7,7 +7,8 @@ from functools import lru_cache
 
 from cute_attn.abi import PlanLayout
 
-_ALIGNMENT = 256
+ALIGNMENT = 256
+"""Bytes to which the parts of a workspace are aligned."""
 LAUNCHES = 2
 """Attention launches of a step that run side by side, and have counters and slots of their own."""
 _COUNTERS_BYTES = 1 << 15  # an int32 per partial slot, of grids of up to 4,097 blocks
@@ -63,7 +64,7 @@ class WorkspaceSize:
 
 
 def _align(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 @lru_cache(maxsize=64)
