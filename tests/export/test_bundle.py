@@ -114,7 +114,7 @@ def test_files_outside_of_the_bundle_are_not_read(damaged: Path) -> None:
     data = json.loads(file.read_bytes())
     data["files"].append({"path": "../secret", "bytes": 1, "sha256": "0"})
     file.write_text(json.dumps(data))
-    with pytest.raises(BundleError, match="'../secret', which is outside of the bundle"):
+    with pytest.raises(BundleError, match="secret', which is outside of the bundle"):
         load_bundle(damaged)
 
 
@@ -158,13 +158,13 @@ def test_a_kernel_that_is_not_there_is_refused_in_words(bundle_path: Path) -> No
     bundle = load_bundle(bundle_path)
     spec = dispatch.all_specs(Problem("sm_80", "fp16", 64, 64, 4, full(), None))[0]
     with pytest.raises(
-        BundleError, match="has no kernel ampere_decode_fp16_d64_ragged.*sm_80 bf16"
+        BundleError, match=r"has no kernel ampere_decode_fp16_d64_ragged.*sm_80 bf16"
     ):
         bundle.attention(spec)
 
 
 def test_the_executor_takes_no_bundle(bundle_path: Path) -> None:
-    with pytest.raises(ValueError, match="bundle is .* a bundle holds code of GPUs"):
+    with pytest.raises(ValueError, match=r"bundle is .* a bundle holds code of GPUs"):
         BatchAttention(32, 8, 128, device="cpu", bundle=load_bundle(bundle_path))
 
 
@@ -199,5 +199,5 @@ def test_a_bundle_is_replaced_when_asked(damaged: Path) -> None:
 
 def test_masks_that_need_ranges_of_tensors_are_refused(tmp_path: Path) -> None:
     problem = Problem("sm_80", "bf16", 128, 128, 4, document_mask(), 16)
-    with pytest.raises(BundleError, match="'document_mask' has a mask that reads tensors"):
+    with pytest.raises(BundleError, match="'document' has a mask that reads tensors"):
         export_bundle(tmp_path / "x", [problem])

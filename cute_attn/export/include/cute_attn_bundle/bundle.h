@@ -1,7 +1,7 @@
 /* A bundle as C tables, and the little arithmetic that a host does with them. C99 and C++.
  *
- * `bundle.h` beside the manifest, which is generated, holds the tables; manifest.schema.json explains
- * every number. Nothing here calls the CUDA driver or allocates. */
+ * `bundle.h` beside the manifest, which is generated, holds the tables; manifest.schema.json
+ * explains every number. Nothing here calls the CUDA driver or allocates. */
 #ifndef CUTE_ATTN_BUNDLE_BUNDLE_H_
 #define CUTE_ATTN_BUNDLE_BUNDLE_H_
 
@@ -27,7 +27,7 @@ typedef enum {
 
 /* One field of the struct that a kernel takes by value. */
 typedef struct {
-  const char *name;
+  const char* name;
   cute_attn_kind kind;
   uint32_t offset; /* bytes */
   uint32_t bytes;
@@ -73,7 +73,7 @@ typedef struct {
 } cute_attn_dimension;
 
 typedef struct {
-  const char *field;
+  const char* field;
   char tensor;     /* 'q', 'k' or 'v' */
   int page_groups; /* 1: if the tensor has them, 0: if not, -1: always */
   int data_type;   /* CUtensorMapDataType */
@@ -100,10 +100,10 @@ typedef struct {
 } cute_attn_costs;
 
 typedef struct cute_attn_kernel {
-  const char *name; /* entry symbol */
-  const char *cubin; /* path from the manifest */
+  const char* name;  /* entry symbol */
+  const char* cubin; /* path from the manifest */
   uint32_t cubin_bytes;
-  const char *cubin_sha256;
+  const char* cubin_sha256;
   int major, minor; /* compute capability: this major, this minor or a higher one */
   int exact;        /* 1: this minor only */
   uint32_t block;   /* threads */
@@ -114,18 +114,18 @@ typedef struct cute_attn_kernel {
   uint32_t parameter_bytes;
   uint32_t parameter_alignment;
   int num_fields;
-  const cute_attn_field *fields;
+  const cute_attn_field* fields;
   /* Of attention kernels: */
   int head_dim_qk, head_dim_vo, group, tile_q, tile_kv;
-  int page_size_multiple; /* 0: ragged KV */
-  const struct cute_attn_kernel *merge; /* that follows, or null: it merges split tiles itself */
+  int page_size_multiple;               /* 0: ragged KV */
+  const struct cute_attn_kernel* merge; /* that follows, or null: it merges split tiles itself */
   int num_tensor_maps;
-  const cute_attn_tensor_map *tensor_maps;
+  const cute_attn_tensor_map* tensor_maps;
   cute_attn_costs costs;
 } cute_attn_kernel;
 
 typedef struct {
-  const char *name;
+  const char* name;
   cute_attn_kind kind;
   double initial;
 } cute_attn_scalar;
@@ -139,25 +139,25 @@ typedef struct {
 typedef struct {
   int is_long;
   int most_rows, most_tiles_per_sm; /* -1: any number */
-  const cute_attn_kernel *kernel;
+  const cute_attn_kernel* kernel;
 } cute_attn_choice;
 
 /* Steps that the bundle has kernels for, on one architecture. */
 typedef struct {
   int major, minor; /* of the GPU */
-  const char *dtype;
+  const char* dtype;
   int head_dim_qk, head_dim_vo, group;
-  const char *variant;
+  const char* variant;
   int page_size;        /* 0: ragged KV */
-  const char *schedule; /* that was asked for, or null */
+  const char* schedule; /* that was asked for, or null */
   int num_scalars;
-  const cute_attn_scalar *scalars;
-  void (*derive)(double sm_scale, const double *scalars, cute_attn_derived *derived);
+  const cute_attn_scalar* scalars;
+  void (*derive)(double sm_scale, const double* scalars, cute_attn_derived* derived);
   int num_decode_rows;
-  const int *decode_rows;
+  const int* decode_rows;
   int64_t long_keys;
   int num_choices;
-  const cute_attn_choice *choices;
+  const cute_attn_choice* choices;
 } cute_attn_problem;
 
 typedef struct {
@@ -165,14 +165,14 @@ typedef struct {
   int required_cuda; /* 1000 * major + 10 * minor, as cuDriverGetVersion counts */
   int64_t arrivals_bytes, workspace_alignment;
   int num_kernels;
-  const cute_attn_kernel *const *kernels;
+  const cute_attn_kernel* const* kernels;
   int num_problems;
-  const cute_attn_problem *problems;
+  const cute_attn_problem* problems;
 } cute_attn_bundle;
 
 /* The field of a name, or null. */
-static inline const cute_attn_field *cute_attn_find_field(const cute_attn_kernel *kernel,
-                                                          const char *name) {
+static inline const cute_attn_field* cute_attn_find_field(const cute_attn_kernel* kernel,
+                                                          const char* name) {
   int i;
   for (i = 0; i < kernel->num_fields; ++i) {
     if (strcmp(kernel->fields[i].name, name) == 0) return &kernel->fields[i];
@@ -180,39 +180,39 @@ static inline const cute_attn_field *cute_attn_find_field(const cute_attn_kernel
   return NULL;
 }
 
-/* Copies a value into the struct of parameters. Returns 0 if the kernel has no such field, or one of
- * another size. */
-static inline int cute_attn_put(const cute_attn_kernel *kernel, void *parameters, const char *name,
-                                const void *value, size_t bytes) {
-  const cute_attn_field *field = cute_attn_find_field(kernel, name);
+/* Copies a value into the struct of parameters. Returns 0 if the kernel has no such field, or one
+ * of another size. */
+static inline int cute_attn_put(const cute_attn_kernel* kernel, void* parameters, const char* name,
+                                const void* value, size_t bytes) {
+  const cute_attn_field* field = cute_attn_find_field(kernel, name);
   if (field == NULL || field->bytes != bytes) return 0;
-  memcpy((char *)parameters + field->offset, value, bytes);
+  memcpy((char*)parameters + field->offset, value, bytes);
   return 1;
 }
 
-static inline int cute_attn_put_pointer(const cute_attn_kernel *kernel, void *parameters,
-                                        const char *name, uint64_t address) {
+static inline int cute_attn_put_pointer(const cute_attn_kernel* kernel, void* parameters,
+                                        const char* name, uint64_t address) {
   return cute_attn_put(kernel, parameters, name, &address, sizeof address);
 }
 
-static inline int cute_attn_put_i64(const cute_attn_kernel *kernel, void *parameters,
-                                    const char *name, int64_t value) {
+static inline int cute_attn_put_i64(const cute_attn_kernel* kernel, void* parameters,
+                                    const char* name, int64_t value) {
   return cute_attn_put(kernel, parameters, name, &value, sizeof value);
 }
 
-static inline int cute_attn_put_i32(const cute_attn_kernel *kernel, void *parameters,
-                                    const char *name, int32_t value) {
+static inline int cute_attn_put_i32(const cute_attn_kernel* kernel, void* parameters,
+                                    const char* name, int32_t value) {
   return cute_attn_put(kernel, parameters, name, &value, sizeof value);
 }
 
-static inline int cute_attn_put_f32(const cute_attn_kernel *kernel, void *parameters,
-                                    const char *name, float value) {
+static inline int cute_attn_put_f32(const cute_attn_kernel* kernel, void* parameters,
+                                    const char* name, float value) {
   return cute_attn_put(kernel, parameters, name, &value, sizeof value);
 }
 
 /* Parameters page_magic and page_shift of a page size, at least 1:
  * token / page_size == umulhi(token, magic) >> shift, or token >> shift if magic is 0. */
-static inline void cute_attn_page_division(uint32_t page_size, uint32_t *magic, int32_t *shift) {
+static inline void cute_attn_page_division(uint32_t page_size, uint32_t* magic, int32_t* shift) {
   int bits = 0;
   while ((uint64_t)1 << bits < page_size) ++bits;
   if ((page_size & (page_size - 1)) == 0) {
@@ -225,15 +225,15 @@ static inline void cute_attn_page_division(uint32_t page_size, uint32_t *magic, 
 }
 
 /* Groups of eight rows from a page to the next; 0 if that is no whole number. */
-static inline int64_t cute_attn_page_groups(const cute_attn_kv *tensor) {
+static inline int64_t cute_attn_page_groups(const cute_attn_kv* tensor) {
   int64_t step = 8 * tensor->row_stride;
   if (tensor->pages <= 1) return tensor->rows / 8;
   return step > 0 && tensor->page_stride % step == 0 ? tensor->page_stride / step : 0;
 }
 
 /* Parameter box_rows: KV rows of a TMA box. */
-static inline int64_t cute_attn_box_rows(const cute_attn_kernel *kernel, const cute_attn_kv *k,
-                                         const cute_attn_kv *v) {
+static inline int64_t cute_attn_box_rows(const cute_attn_kernel* kernel, const cute_attn_kv* k,
+                                         const cute_attn_kv* v) {
   int64_t a = kernel->tile_kv;
   int64_t b = k->rows;
   if (kernel->page_size_multiple == 0) return a;
@@ -249,12 +249,12 @@ static inline int64_t cute_attn_box_rows(const cute_attn_kernel *kernel, const c
   return a;
 }
 
-static inline int64_t cute_attn_number(cute_attn_term term, const int64_t *values) {
+static inline int64_t cute_attn_number(cute_attn_term term, const int64_t* values) {
   return (term.value < 0 ? 1 : values[term.value]) * term.times / term.divided_by;
 }
 
-static inline void cute_attn_resolve(const cute_attn_tensor_map *map, const int64_t *values,
-                                     cute_attn_map_arguments *found) {
+static inline void cute_attn_resolve(const cute_attn_tensor_map* map, const int64_t* values,
+                                     cute_attn_map_arguments* found) {
   int i;
   memset(found, 0, sizeof *found);
   found->data_type = map->data_type;
@@ -262,7 +262,7 @@ static inline void cute_attn_resolve(const cute_attn_tensor_map *map, const int6
   found->l2_promotion = map->l2_promotion;
   found->rank = (uint32_t)map->rank;
   for (i = 0; i < map->rank; ++i) {
-    const cute_attn_dimension *dimension = &map->dimensions[i];
+    const cute_attn_dimension* dimension = &map->dimensions[i];
     int64_t size = cute_attn_number(dimension->size, values);
     found->sizes[i] = (uint64_t)(size > 1 ? size : 1);
     found->box[i] = (uint32_t)cute_attn_number(dimension->box, values);
@@ -276,8 +276,8 @@ static inline void cute_attn_resolve(const cute_attn_tensor_map *map, const int6
 }
 
 /* The arguments for a map of q. */
-static inline void cute_attn_q_arguments(const cute_attn_tensor_map *map, const cute_attn_q *q,
-                                         cute_attn_map_arguments *found) {
+static inline void cute_attn_q_arguments(const cute_attn_tensor_map* map, const cute_attn_q* q,
+                                         cute_attn_map_arguments* found) {
   int64_t values[CUTE_ATTN_VALUES] = {0};
   values[CUTE_ATTN_TOKENS] = q->tokens;
   values[CUTE_ATTN_HEADS] = q->heads;
@@ -287,9 +287,9 @@ static inline void cute_attn_q_arguments(const cute_attn_tensor_map *map, const 
 }
 
 /* The same for a map of k or v; box_rows: of both. */
-static inline void cute_attn_kv_arguments(const cute_attn_tensor_map *map,
-                                          const cute_attn_kv *tensor, int64_t box_rows,
-                                          cute_attn_map_arguments *found) {
+static inline void cute_attn_kv_arguments(const cute_attn_tensor_map* map,
+                                          const cute_attn_kv* tensor, int64_t box_rows,
+                                          cute_attn_map_arguments* found) {
   int64_t values[CUTE_ATTN_VALUES] = {0};
   int64_t page_groups = cute_attn_page_groups(tensor);
   values[CUTE_ATTN_PAGES] = tensor->pages;
@@ -306,16 +306,16 @@ static inline void cute_attn_kv_arguments(const cute_attn_tensor_map *map,
 }
 
 /* Whether a map is the one to encode for k or v, where a field has two. */
-static inline int cute_attn_takes_map(const cute_attn_tensor_map *map, const cute_attn_kv *tensor) {
+static inline int cute_attn_takes_map(const cute_attn_tensor_map* map, const cute_attn_kv* tensor) {
   return map->page_groups < 0 || map->page_groups == (cute_attn_page_groups(tensor) != 0);
 }
 
 /* The problem of a GPU and a page size (0: ragged KV), or null: the bundle has no code for it. */
-static inline const cute_attn_problem *cute_attn_find_problem(const cute_attn_bundle *bundle,
+static inline const cute_attn_problem* cute_attn_find_problem(const cute_attn_bundle* bundle,
                                                               int major, int minor, int page_size) {
   int i;
   for (i = 0; i < bundle->num_problems; ++i) {
-    const cute_attn_problem *problem = &bundle->problems[i];
+    const cute_attn_problem* problem = &bundle->problems[i];
     if (problem->major == major && problem->minor == minor && problem->page_size == page_size) {
       return problem;
     }
@@ -327,9 +327,9 @@ static inline const cute_attn_problem *cute_attn_find_problem(const cute_attn_bu
  *
  *   q_len, kv_len               (num_requests) tokens
  *   window_left, window_right   of the step, see cute_attn_derived */
-static inline const cute_attn_kernel *cute_attn_choose(const cute_attn_problem *problem,
-                                                       int num_requests, const int32_t *q_len,
-                                                       const int32_t *kv_len, int num_kv_heads,
+static inline const cute_attn_kernel* cute_attn_choose(const cute_attn_problem* problem,
+                                                       int num_requests, const int32_t* q_len,
+                                                       const int32_t* kv_len, int num_kv_heads,
                                                        int num_sms, int32_t window_left,
                                                        int32_t window_right) {
   int64_t visible = (int64_t)window_left + window_right + 1;
@@ -349,7 +349,7 @@ static inline const cute_attn_kernel *cute_attn_choose(const cute_attn_problem *
   tiles = (longest + decode_rows - 1) / decode_rows * num_kv_heads * with_queries;
   tiles = (tiles + num_sms - 1) / num_sms;
   for (i = 0; i < problem->num_choices; ++i) {
-    const cute_attn_choice *choice = &problem->choices[i];
+    const cute_attn_choice* choice = &problem->choices[i];
     if (choice->is_long == (beyond >= 0 && with_queries > 0) &&
         (choice->most_rows < 0 || longest <= choice->most_rows) &&
         (choice->most_tiles_per_sm < 0 || tiles <= choice->most_tiles_per_sm)) {
@@ -360,8 +360,9 @@ static inline const cute_attn_kernel *cute_attn_choose(const cute_attn_problem *
 }
 
 /* Whether a kernel runs on a GPU of this compute capability. */
-static inline int cute_attn_runs_on(const cute_attn_kernel *kernel, int major, int minor) {
-  return kernel->major == major && (kernel->exact ? minor == kernel->minor : minor >= kernel->minor);
+static inline int cute_attn_runs_on(const cute_attn_kernel* kernel, int major, int minor) {
+  return kernel->major == major &&
+         (kernel->exact ? minor == kernel->minor : minor >= kernel->minor);
 }
 
 #ifdef __cplusplus
