@@ -105,7 +105,7 @@ def export_command(
     page_size: Annotated[list[int] | None, typer.Option(min=0, help=_PAGES)] = None,
     variant: Annotated[list[str] | None, typer.Option(help=_VARIANT)] = None,
     schedule: Annotated[
-        Schedule | None,
+        list[Schedule] | None,
         typer.Option(help="Kernel family; default: those that a batch on that GPU takes."),
     ] = None,
     replace: Annotated[
@@ -129,7 +129,7 @@ def export_command(
         raise typer.BadParameter("say where: cute-attn export FOLDER", param_hint="PATH")
     given = {
         "arch": arch, "dtype": dtype, "head_dim": head_dim, "group": group,
-        "page_size": page_size, "variant": variant, "schedule": [schedule] if schedule else None,
+        "page_size": page_size, "variant": variant, "schedule": schedule,
     }  # fmt: skip
     with errors_for_people():
         axes = compile.axes_of(preset, {name: _plain(values) for name, values in given.items()})

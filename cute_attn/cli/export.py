@@ -28,8 +28,6 @@ def run(path: Path, axes: Axes, *, jobs: int | None, replace: bool, as_json: boo
     Raises:
         BundleError, CompileError, ToolchainError, UnsupportedSpecError: see `export_bundle`.
     """
-    if len(axes.schedule) > 1:
-        raise BundleError(f"schedule is {', '.join(axes.schedule)}; a bundle takes one")
     start = time.perf_counter()
     with ExitStack() as stack:
         advance: Any = None
@@ -45,7 +43,7 @@ def run(path: Path, axes: Axes, *, jobs: int | None, replace: bool, as_json: boo
             manifest = export_bundle(
                 path,
                 problems(axes),
-                schedule=axes.schedule[0] if axes.schedule else None,
+                schedules=axes.schedule or (None,),
                 jobs=jobs,
                 progress=each,
                 replace=replace,

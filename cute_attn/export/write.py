@@ -10,7 +10,8 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 from cute_attn import __version__
@@ -37,7 +38,7 @@ def export_bundle(
     path: str | os.PathLike[str],
     problems: Iterable[Problem],
     *,
-    schedule: str | None = None,
+    schedules: Sequence[str | None] = (None,),
     jobs: int | None = None,
     progress: Progress | None = None,
     replace: bool = False,
@@ -47,7 +48,8 @@ def export_bundle(
     Args:
         path: folder to be made. It appears when it is complete.
         problems: what kernels are wanted for.
-        schedule: kernel family; default: those that a batch takes.
+        schedules: kernel families, each of which every problem gets; None: those that a batch
+            takes.
         jobs: compile processes; None takes as many as CPUs and free memory allow.
         progress: called as progress(done, total, result) after each kernel.
         replace: `path` may be a bundle, which is replaced.
@@ -62,11 +64,11 @@ def export_bundle(
     """
     target = Path(path)
     _check_target(target, replace)
-    asked = list(dict.fromkeys(problems))
+    asked = list(dict.fromkeys(product(problems, schedules)))
     if not asked:
         raise BundleError("problems is empty; a bundle takes at least one")
-    cells = {problem: cells_of(problem, schedule) for problem in asked}
-    entries = tuple(problem_entry(problem, schedule, cells[problem]) for problem in asked)
+    cells = {pair: cells_of(*pair) for pair in asked}
+    entries = tuple(problem_entry(*pair, found) for pair, found in cells.items())
     specs = list(dict.fromkeys(cell.spec for found in cells.values() for cell in found))
     kernels, contents = _compile(specs, jobs, progress)
     required_cuda = _required_cuda(kernels)

@@ -5,7 +5,7 @@
 
 namespace {
 
-using cute_attn_bundle::Numbers;
+using cute_attn_planner::Numbers;
 
 bool read(std::FILE* file, Numbers& values) {
   return std::fread(values.data(), 8, values.size(), file) == values.size();
@@ -23,23 +23,24 @@ int main(int, char** arguments) {
   if (steps == nullptr || plans == nullptr) return 1;
   Numbers head(19);
   while (read(steps, head)) {
-    cute_attn_bundle::PlanOptions options;
+    cute_attn_planner::PlanOptions options;
     options.split = head[1] != 0;
     options.min_piece = head[2];
     options.l2_budget = head[3];
-    cute_attn_bundle::Geometry const geometry{head[4], head[5], head[6], head[7], head[8], head[9]};
-    cute_attn_bundle::Costs const costs{head[10], head[11], head[12], head[13],
-                                        head[14], head[15], head[16], head[17]};
-    std::vector<cute_attn_bundle::Request> requests;
+    cute_attn_planner::Geometry const geometry{head[4], head[5], head[6],
+                                               head[7], head[8], head[9]};
+    cute_attn_planner::Costs const costs{head[10], head[11], head[12], head[13],
+                                         head[14], head[15], head[16], head[17]};
+    std::vector<cute_attn_planner::Request> requests;
     for (std::int64_t i = 0; i < head[18]; ++i) {
       Numbers row(7);
       if (!read(steps, row)) return 2;
-      cute_attn_bundle::Request request(row[0], row[1], row[2], row[3], row[6]);
+      cute_attn_planner::Request request(row[0], row[1], row[2], row[3], row[6]);
       request.q_pos = row[4];
       request.kv_pos = row[5];
       requests.push_back(request);
     }
-    auto const plan = cute_attn_bundle::plan_batch(requests, geometry, head[0], costs, options);
+    auto const plan = cute_attn_planner::plan_batch(requests, geometry, head[0], costs, options);
     write(plans, {static_cast<std::int64_t>(plan.buffer.size()), plan.num_tiles,
                   plan.num_split_tiles, plan.num_slots, plan.merge_cost});
     write(plans, plan.block_costs);

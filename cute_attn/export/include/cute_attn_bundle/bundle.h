@@ -310,13 +310,19 @@ static inline int cute_attn_takes_map(const cute_attn_tensor_map* map, const cut
   return map->page_groups < 0 || map->page_groups == (cute_attn_page_groups(tensor) != 0);
 }
 
-/* The problem of a GPU and a page size (0: ragged KV), or null: the bundle has no code for it. */
+/* The problem of a GPU, a page size (0: ragged KV) and a kernel family (null: the default), or
+ * null: the bundle has no code for it. */
 static inline const cute_attn_problem* cute_attn_find_problem(const cute_attn_bundle* bundle,
-                                                              int major, int minor, int page_size) {
+                                                              int major, int minor, int page_size,
+                                                              const char* schedule) {
   int i;
   for (i = 0; i < bundle->num_problems; ++i) {
     const cute_attn_problem* problem = &bundle->problems[i];
-    if (problem->major == major && problem->minor == minor && problem->page_size == page_size) {
+    int is_asked = schedule == NULL
+                       ? problem->schedule == NULL
+                       : problem->schedule != NULL && strcmp(problem->schedule, schedule) == 0;
+    if (problem->major == major && problem->minor == minor && problem->page_size == page_size &&
+        is_asked) {
       return problem;
     }
   }

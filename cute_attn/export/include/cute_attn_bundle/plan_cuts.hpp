@@ -7,7 +7,7 @@
 #include <numeric>
 #include <optional>
 
-namespace cute_attn_bundle {
+namespace cute_attn_planner {
 
 // A position on the line, before KV block `block` (of those it visits) of `tile`.
 struct Position {
@@ -195,4 +195,4 @@ inline std::optional<Cuts> cut_evenly(Tiles const& tiles, std::int64_t num_block
   return cuts;
 }
 
-}  // namespace cute_attn_bundle
+}  // namespace cute_attn_planner

@@ -5,7 +5,7 @@
 #include <cute_attn_bundle/plan_cuts.hpp>
 #include <cute_attn_bundle/plan_rounds.hpp>
 
-namespace cute_attn_bundle {
+namespace cute_attn_planner {
 
 // A tile that is split: its first cut, and its partial results.
 struct SplitTile {
@@ -123,4 +123,4 @@ inline Candidate price_whole(Tiles const& tiles, Rounds const& rounds) {
   return found;
 }
 
-}  // namespace cute_attn_bundle
+}  // namespace cute_attn_planner

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <utility>
 
-namespace cute_attn_bundle {
+namespace cute_attn_planner {
 
 // Whole tiles, handed out in rounds: every thread block takes one of num_blocks neighbouring tiles.
 struct Rounds {
@@ -182,4 +182,4 @@ inline Rounds sort_last_rounds(Rounds const& rounds) {
   return sorted;
 }
 
-}  // namespace cute_attn_bundle
+}  // namespace cute_attn_planner

@@ -5,7 +5,7 @@
 #include <cute_attn_bundle/plan_types.hpp>
 #include <numeric>
 
-namespace cute_attn_bundle {
+namespace cute_attn_planner {
 
 // KV blocks that a tile of packed query rows [row, row_end) visits; shift is q_pos - kv_pos.
 inline std::int64_t visible_blocks(Geometry const& geometry, std::int64_t shift,
@@ -139,4 +139,4 @@ inline void make_runs(Geometry const& geometry, Costs const& costs, Tiles& tiles
   }
 }
 
-}  // namespace cute_attn_bundle
+}  // namespace cute_attn_planner

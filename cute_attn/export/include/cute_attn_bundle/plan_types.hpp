@@ -4,13 +4,15 @@
 // terms are explained. C++17, the standard library alone.
 #pragma once
 
+#include <cute_attn_bundle/bundle.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-namespace cute_attn_bundle {
+namespace cute_attn_planner {
 
 using Numbers = std::vector<std::int64_t>;
 
@@ -110,6 +112,13 @@ struct Costs {
   }
 };
 
+// Those of a kernel of a bundle.
+inline Costs costs_of(cute_attn_kernel const& kernel) {
+  cute_attn_costs const& c = kernel.costs;
+  return {c.tile_ns,  c.row_key_ps, c.key_ps,    c.partial_row_ps,
+          c.merge_ns, c.key_bytes,  c.masked_ns, c.merge_row_ps};
+}
+
 // How a step is planned.
 struct PlanOptions {
   bool split = true;           // tiles may be split
@@ -139,15 +148,17 @@ inline std::int64_t plan_capacity(std::int64_t num_blocks, std::int64_t max_requ
          (kMaxListedRounds * num_blocks + 1) / 2;
 }
 
-// Bytes of device memory for the partial results of any plan; parts begin at these offsets.
+// Bytes of device memory for the partial results of any plan, in one piece; arrivals come first,
+// are int32 and 0 before the first launch.
 struct WorkspaceSizes {
-  std::int64_t arrivals = 0;  // offset; int32, 0 before the first launch
-  std::int64_t partial_out;   // offset
-  std::int64_t partial_lse;   // offset
+  std::int64_t arrivals_bytes;
+  std::int64_t partial_out;  // offset
+  std::int64_t partial_lse;  // offset
   std::int64_t total;
 
   WorkspaceSizes(std::int64_t num_blocks, std::int64_t tile_q, std::int64_t head_dim_vo,
-                 std::int64_t arrivals_bytes, std::int64_t alignment) {
+                 std::int64_t arrivals_bytes, std::int64_t alignment)
+      : arrivals_bytes(arrivals_bytes) {
     std::int64_t const rows = 2 * (num_blocks - 1) * tile_q;
     partial_out = arrivals_bytes;
     partial_lse = partial_out + ceil_divide(4 * rows * head_dim_vo, alignment) * alignment;
@@ -155,4 +166,4 @@ struct WorkspaceSizes {
   }
 };
 
-}  // namespace cute_attn_bundle
+}  // namespace cute_attn_planner

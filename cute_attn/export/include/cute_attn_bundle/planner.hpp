@@ -1,15 +1,15 @@
 // The planner: the lengths of a step in, the plan buffer out. To the bit what
 // cute_attn.scheduler.plan_batch makes of them; the C++ text of cute_attn/scheduler/planner.py.
 //
-//   cute_attn_bundle::Plan plan =
-//       cute_attn_bundle::plan_batch(requests, geometry, num_blocks, costs);
+//   cute_attn_planner::Plan plan =
+//       cute_attn_planner::plan_batch(requests, geometry, num_blocks, costs);
 #pragma once
 
 #include <cute_attn_bundle/plan_price.hpp>
 #include <initializer_list>
 #include <utility>
 
-namespace cute_attn_bundle {
+namespace cute_attn_planner {
 
 inline void require(bool right, char const* what) {
   if (!right) throw std::invalid_argument(what);
@@ -217,4 +217,4 @@ inline Plan plan_batch(std::vector<Request> const& requests, Geometry const& geo
   return write_plan(tiles, geometry, best, num_blocks);
 }
 
-}  // namespace cute_attn_bundle
+}  // namespace cute_attn_planner
