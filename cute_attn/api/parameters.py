@@ -11,6 +11,7 @@ import torch
 
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import AnyStep, Step
+from cute_attn.variants import Variant
 from cute_attn.variants.evaluate import evaluate
 from cute_attn.variants.expression import Expression
 from cute_attn.variants.tensor import index_shape
@@ -64,7 +65,7 @@ def bind(
         IndexError: a hook may read outside a tensor. Not looked at where lengths are on the device.
     """
     variant, device = shape.variant, shape.device
-    scales = _scales(shape, scalars)
+    scales = scales_of(variant, shape.sm_scale, scalars)
     if not variant.tensors and not tensors:
         return Parameters(scalars, scales=scales)
     if tensors is None:
@@ -93,21 +94,23 @@ def bind(
     return Parameters(scalars, found, scales=scales)
 
 
-def _scales(shape: BatchShape, scalars: dict[str, float | int]) -> tuple[float, float]:
+def scales_of(
+    variant: Variant, sm_scale: float, scalars: dict[str, float | int]
+) -> tuple[float, float]:
     """What kernels multiply scores with: ahead of the logits hook (`sm_scale`), and to base-2
     exponents, or without a softmax to weights (`scale_log2`)."""
-    logits = shape.variant.logits
-    base = _LOG2_E if shape.variant.softmax else 1.0
+    logits = variant.logits
+    base = _LOG2_E if variant.softmax else 1.0
     if logits is None:
-        return shape.sm_scale, shape.sm_scale * base
+        return sm_scale, sm_scale * base
     if logits.program is None:
-        return shape.sm_scale, base
+        return sm_scale, base
 
     def value(factor: Expression | None) -> float:
         return 1.0 if factor is None else float(evaluate(factor, scalars, np.float64))
 
     stages = logits.program.stages
-    return shape.sm_scale * value(stages.factor), base * value(stages.exponent)
+    return sm_scale * value(stages.factor), base * value(stages.exponent)
 
 
 def _reach(step: Step, live: Any, shape: BatchShape) -> dict[str, Any] | None:

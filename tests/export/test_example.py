@@ -15,16 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from cute_attn import Problem, causal, export_bundle, load_bundle
+from cute_attn import export_bundle, load_bundle
 from cute_attn.abi import UNBOUNDED
 from cute_attn.api import dispatch
 from cute_attn.api.launches import cost_of
-from cute_attn.api.tensor_maps import grouped_kv_map, kv_map, page_groups, q_map
+from cute_attn.api.tensor_maps import grouped_kv_map, page_groups, q_map
 from cute_attn.codegen.attention_params import page_division
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.export import Bundle
 from cute_attn.runtime.tensor_map import DATA_TYPES, L2_PROMOTIONS, SWIZZLES, TensorMapSpec
 from cute_attn.scheduler import RequestBatch, plan_batch, workspace_size
+from tests.export.carry import EXAMPLE, problem_for
 from tests.export.compilers import CXX, compile_text, needs_cxx
 from tests.export.steps import (
     GROUP,
@@ -38,9 +39,8 @@ from tests.export.steps import (
 )
 
 pytestmark = needs_cxx
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "bundle"
 NUM_SMS = 132
-PROBLEM = Problem("sm_90a", "bf16", HEAD_DIM, HEAD_DIM, GROUP, causal(), PAGE_SIZE)
+PROBLEM = problem_for("sm_90a")
 HEADS = NUM_KV_HEADS * GROUP
 
 
@@ -239,20 +239,3 @@ def test_a_gpu_without_code_is_refused_in_words(
     result = run(bundle.path, folder, DRIVER_VERSION="11080")
     assert result.returncode == 1
     assert "needs a driver for CUDA 13" in result.stderr
-
-
-def test_recipes_equal_the_maps_of_a_batch() -> None:
-    """`kv_map` is not taken by the example: here as data against code."""
-    from cute_attn.export.recipes import recipes_of, resolve
-
-    ragged = dispatch.choose(
-        Problem("sm_90a", "bf16", 128, 128, 4, causal(), None), rows=None, schedule="hopper_tile"
-    )
-    params = dispatch.emit(ragged).params
-    kv = torch.empty(1, 500, 3, 128, dtype=torch.bfloat16)
-    found = {map.field: map for map in recipes_of(params, ragged)}
-    values = {
-        "pages": 1, "rows": 500, "heads": 3,
-        "page_stride": 0, "row_stride": 384, "head_stride": 128, "box_rows": ragged.tile.kv,
-    }  # fmt: skip
-    assert resolve(found["k_map"], values) == kv_map(kv, ragged.tile.kv)
