@@ -17,14 +17,7 @@ import pytest
 import torch
 
 from cute_attn import BatchAttention, hopper
-from cute_attn.api import (
-    block_ranges,
-    cuda_batch,
-    launch_set,
-    live_scalars,
-    plan_buffer,
-    plan_store,
-)
+from cute_attn.api import cuda_batch, launch_set, live_scalars, plan_buffer, plan_store
 from cute_attn.api.arguments import Arguments
 from cute_attn.codegen.attention_params import attention_params
 from cute_attn.codegen.registered import REGISTERED
@@ -58,13 +51,14 @@ class FakeGpu:
     def batch(self, *sizes: int, **options: Any) -> BatchAttention:
         """A `BatchAttention` on this GPU; its tensors are CPU tensors."""
         flags, capacities = ("cuda_graph", "batch_invariant"), ("max_requests", "max_pages")
-        own = (*flags, *capacities, "workspace", "schedule", "costs")
+        own = (*flags, *capacities, "workspace", "schedule", "costs", "source")
         made = BatchAttention(
             *sizes, device="cpu", **{k: v for k, v in options.items() if k not in own}
         )
         backend_options: dict[str, Any] = {name: options.get(name) for name in own}
         for name in flags:
             backend_options[name] = bool(options.get(name))
+        backend_options["source"] = options.get("source") or FakeSource(self)
         made._backend = cuda_batch.CudaBatch(made._shape, **backend_options)
         made._cuda_graph = backend_options["cuda_graph"]
         made._batch_invariant = backend_options["batch_invariant"]
@@ -100,6 +94,21 @@ class _FakeKernel:
 
     def arguments(self) -> Arguments:
         return Arguments(self.generated.params)
+
+
+class FakeSource:
+    """Kernels that are neither generated nor compiled."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+
+    def check_device(self, arch: str, name: str) -> None: ...
+
+    def attention(self, spec: KernelSpec) -> _FakeKernel:
+        return _FakeKernel(self._gpu, _not_generated(spec), spec)
+
+    def small(self, generated: GeneratedKernel) -> _FakeKernel:
+        return _FakeKernel(self._gpu, generated)
 
 
 def _not_generated(spec: KernelSpec) -> GeneratedKernel:
@@ -169,9 +178,6 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         (cuda_batch, "StreamOrder", lambda device: _FakeOrder(gpu)),
         (plan_store, "PlanBuffer", _FakeBuffer),
         (live_scalars, "PlanBuffer", _FakeBuffer),
-        (launch_set, "build", lambda spec: _FakeKernel(gpu, _not_generated(spec), spec)),
-        (launch_set, "build_generated", lambda generated: _FakeKernel(gpu, generated)),
-        (block_ranges, "ready", lambda generated: _FakeKernel(gpu, generated)),
         (launch_set, "TensorMapEncoder", FakeEncoder),
         (launch_set, "replace_address", _fake_replace),
         (torch._C, "_cuda_getCurrentRawStream", lambda index: gpu.stream),

@@ -13,12 +13,12 @@ import torch
 
 from cute_attn import BatchAttention, DeviceKV, PagedKV
 from cute_attn.abi import UNBOUNDED
-from cute_attn.api import dispatch, small_kernels
+from cute_attn.api import dispatch
 from cute_attn.api.launches import cost_of
 from cute_attn.runtime import cost_files
 from cute_attn.scheduler import BUILT_IN, H200, Constants, DecodeCosts
 from cute_attn.scheduler.constants_file import ConstantsFileError, constants_text
-from tests.api.conftest import _FakeKernel
+from tests.api.conftest import FakeSource
 
 SLOW = replace(BUILT_IN, gpu=replace(H200, name="fake", sms=4, read_gbps=60.0, sm_read_gbps=90.0))
 PAGES = [0, 600, 640, 1000]  # of 16 tokens
@@ -111,21 +111,20 @@ def test_explanations_predict_with_them(fake_gpu: Any) -> None:
     assert us[1] < 0.6 * us[0]
 
 
-def test_the_device_planner_is_told_the_same_integers(
-    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_device_planner_is_told_the_same_integers(fake_gpu: Any) -> None:
     """They are arguments of its launch: other constants compile nothing."""
     sources = []
 
-    def built(generated: Any) -> _FakeKernel:
-        sources.append(generated.text)
-        return _FakeKernel(fake_gpu, generated)
+    class Source(FakeSource):
+        def small(self, generated: Any) -> Any:
+            sources.append(generated.text)
+            return super().small(generated)
 
-    monkeypatch.setattr(small_kernels, "build_generated", built)
+    own = Source(fake_gpu)
     tables = [torch.tensor(x, dtype=torch.int32) for x in (PAGES, [0] * PAGES[-1], [16, 3, 7])]
     told = []
     for constants in (BUILT_IN, SLOW):
-        batch = planned(fake_gpu, costs=constants, cuda_graph=True)
+        batch = planned(fake_gpu, costs=constants, cuda_graph=True, source=own)
         batch.plan_on_device(DeviceKV.from_paged(*tables, 16))
         params, spec = fake_gpu.launches[-1].params, batch.kernels[0].spec
         assert spec is not None

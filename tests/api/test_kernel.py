@@ -26,8 +26,9 @@ from cute_attn import (
     warmup,
 )
 from cute_attn.abi import UNBOUNDED
-from cute_attn.api import dispatch, launch_set
+from cute_attn.api import dispatch
 from cute_attn.api.kernel import _build, build_generated
+from cute_attn.api.kernel_source import COMPILED
 from cute_attn.codegen.kernels import emit_append, emit_merge
 from cute_attn.runtime import CacheMissError, ToolchainError, forget_kernels
 
@@ -219,9 +220,8 @@ def test_warmup_fills_the_cache(empty_cache: Path, monkeypatch: pytest.MonkeyPat
 def test_without_a_compiler_plan_says_what_to_install(
     fake_gpu: Any, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(launch_set, "build", build)
     monkeypatch.setenv("CUTE_ATTN_WHEELS", str(tmp_path))  # where there are none
-    batch = fake_gpu.batch(8, 2, 128)
+    batch = fake_gpu.batch(8, 2, 128, source=COMPILED)
     with pytest.raises(ToolchainError, match="pip install"):
         batch.plan([0, 1], RaggedKV([0, 1]))
     assert batch.last_plan is None and fake_gpu.uploads == 0

@@ -21,7 +21,6 @@ from cute_attn import (
     soft_cap,
 )
 from cute_attn.abi import UNBOUNDED, PlanLayout
-from cute_attn.api import small_kernels
 from cute_attn.scheduler import CostModel, DecodeCosts, Geometry
 
 BF16 = torch.bfloat16
@@ -55,48 +54,38 @@ def planned(make: Any, lengths: list[int], **options: Any) -> tuple[BatchAttenti
     return batch.plan(range(len(lengths) + 1), host), device
 
 
-@pytest.fixture
-def gpu(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The fake GPU, with the planner among the kernels that it builds."""
-    from tests.api.conftest import _FakeKernel
-
-    made = lambda generated: _FakeKernel(fake_gpu, generated)  # noqa: E731  # one line
-    monkeypatch.setattr(small_kernels, "build_generated", made)
-    return fake_gpu
-
-
-def test_hooks_on_rows(gpu: Any) -> None:
+def test_hooks_on_rows(fake_gpu: Any) -> None:
     """The same kernel with the same parameters follows either planner; nobody looks at indices."""
     sink, other = torch.zeros(8), torch.ones(3)
     variant = causal() & attention_sinks()
-    batch, kv = planned(gpu.batch, [20, 0, 33], variant=variant)
+    batch, kv = planned(fake_gpu.batch, [20, 0, 33], variant=variant)
     rows = zeros(3, 8, 128), zeros(6, 2, PAGE, 2, 128)
     batch.run(*rows, tensors={"sink": sink})
-    gpu.launches.clear()
+    fake_gpu.launches.clear()
     batch.plan_on_device(kv, tensors={"sink": other})
     batch.run(*rows)
-    assert gpu.launches[1].params["sink"] == other.data_ptr()
-    assert gpu.launches[1].params["sink_size_0"] == 3
-    batch, kv = planned(gpu.batch, [20, 0, 33], variant=sigmoid_attention(32))
+    assert fake_gpu.launches[1].params["sink"] == other.data_ptr()
+    assert fake_gpu.launches[1].params["sink_size_0"] == 3
+    batch, kv = planned(fake_gpu.batch, [20, 0, 33], variant=sigmoid_attention(32))
     batch.plan_on_device(kv)
     with pytest.raises(ValueError, match="variant 'sigmoid' has no softmax"):
         batch.run(*rows, return_lse=True)
     batch.run(*rows)
-    assert gpu.launches[-1].params["sigmoid_bias"] == pytest.approx(-np.log(32))
+    assert fake_gpu.launches[-1].params["sigmoid_bias"] == pytest.approx(-np.log(32))
 
 
-def test_the_planner_and_what_follows_it(gpu: Any) -> None:
+def test_the_planner_and_what_follows_it(fake_gpu: Any) -> None:
     """One block with the costs of the kernel; the next launch waits, those behind it overlap."""
-    batch, kv = planned(gpu.batch, [20, 0, 33])
+    batch, kv = planned(fake_gpu.batch, [20, 0, 33])
     batch.run(zeros(3, 8, 128), zeros(6, 2, PAGE, 2, 128))
-    plan_address, captured = gpu.launches[0].params["plan"], gpu.launches[0]
-    gpu.launches.clear()
-    uploads = gpu.uploads
+    plan_address, captured = fake_gpu.launches[0].params["plan"], fake_gpu.launches[0]
+    fake_gpu.launches.clear()
+    uploads = fake_gpu.uploads
     batch.plan_on_device(kv, q_len=2)  # two tokens of four heads: all rows of the tile
     for _ in range(3):
         batch.run(zeros(6, 8, 128), zeros(6, 2, PAGE, 2, 128))
-    planner, *runs = gpu.launches
-    assert gpu.uploads == uploads, "something was copied"
+    planner, *runs = fake_gpu.launches
+    assert fake_gpu.uploads == uploads, "something was copied"
     assert planner.name.startswith(NAME) and planner.grid == 1
     assert [run.overlap for run in runs] == [False, True, True]
     assert all(run.name == captured.name and run.grid == captured.grid for run in runs)
@@ -124,22 +113,22 @@ def test_the_planner_and_what_follows_it(gpu: Any) -> None:
     assert {name: planner.params[name] for name in own} == own
 
 
-def test_formats_and_scalars(gpu: Any) -> None:
-    batch = gpu.batch(8, 2, 128, cuda_graph=True, variant="sliding_window")
+def test_formats_and_scalars(fake_gpu: Any) -> None:
+    batch = fake_gpu.batch(8, 2, 128, cuda_graph=True, variant="sliding_window")
     batch.plan([0, 1], RaggedKV([0, 40]), scalars={"window_left": 7})
     batch.plan_on_device(DeviceKV.from_ragged(ints(0, 9, 40), 100), scalars={"window_left": 30})
-    planner = gpu.launches[-1].params
+    planner = fake_gpu.launches[-1].params
     assert (planner["window_left"], planner["window_right"]) == (30, UNBOUNDED)
     assert (planner["capacity"], planner["kv_last_page_len"]) == (100, 0)
     with pytest.raises(ValueError, match=r"k has 99 rows.*100"):
         batch.run(zeros(2, 8, 128), zeros(99, 2, 128), zeros(99, 2, 128))
     batch.run(zeros(2, 8, 128), zeros(100, 2, 128), zeros(100, 2, 128))
-    assert gpu.launches[-1].params["window_left"] == 30
+    assert fake_gpu.launches[-1].params["window_left"] == 30
 
     table = torch.zeros(3, 12, dtype=torch.int32)[:, :5]
-    batch, _ = planned(gpu.batch, [20])
+    batch, _ = planned(fake_gpu.batch, [20])
     batch.plan_on_device(DeviceKV.from_block_table(table, ints(3, 0, 80), PAGE))
-    planner = gpu.launches[-1].params
+    planner = fake_gpu.launches[-1].params
     assert planner["kv_indptr"] == planner["kv_last_page_len"] == 0 != planner["seq_lens"]
     assert (planner["table_stride"], planner["capacity"], planner["num_requests"]) == (12, 80, 3)
     assert batch.last_plan is None and batch.plans == () and len(batch.kernels) == 1
@@ -147,27 +136,27 @@ def test_formats_and_scalars(gpu: Any) -> None:
         batch.explain()
 
 
-def test_capture(gpu: Any) -> None:
+def test_capture(fake_gpu: Any) -> None:
     """The first call makes memory; later ones are captured, and a plan from the host is refused
     where a captured run has another page table."""
-    batch, kv = planned(gpu.batch, [20, 30])
-    gpu.capturing = True
+    batch, kv = planned(fake_gpu.batch, [20, 30])
+    fake_gpu.capturing = True
     with pytest.raises(RuntimeError, match="call it once before the capture"):
         batch.plan_on_device(kv)
-    gpu.capturing = False
+    fake_gpu.capturing = False
     batch.plan_on_device(kv)
     host, _ = paged([20, 30])
     batch.plan([0, 1, 2], host)
-    gpu.capturing = True
+    fake_gpu.capturing = True
     batch.plan_on_device(kv)
     batch.run(zeros(2, 8, 128), zeros(4, 2, PAGE, 2, 128))
-    assert not gpu.launches[-1].overlap
-    gpu.capturing = False
+    assert not fake_gpu.launches[-1].overlap
+    fake_gpu.capturing = False
     batch.plan([0, 1, 2], host)  # the graph plans for itself
     batch.plan_on_device(kv)
-    gpu.capturing = True
+    fake_gpu.capturing = True
     batch.run(zeros(2, 8, 128), zeros(4, 2, PAGE, 2, 128))  # alone in its graph
-    gpu.capturing = False
+    fake_gpu.capturing = False
     batch.plan_on_device(kv)
     with pytest.raises(ValueError, match="another page table than the captured graph"):
         batch.plan([0, 1, 2], host)
@@ -175,19 +164,19 @@ def test_capture(gpu: Any) -> None:
         batch.plan_on_device(paged([20, 30])[1])
 
 
-def test_live_scalars_under_capture(gpu: Any) -> None:
+def test_live_scalars_under_capture(fake_gpu: Any) -> None:
     """A captured plan copies nothing and keeps its band; values may change where keys do not."""
     variant = (causal() & sliding_window() & soft_cap()).live()
-    batch, kv = planned(gpu.batch, [20, 30], variant=variant)
+    batch, kv = planned(fake_gpu.batch, [20, 30], variant=variant)
     first = {"window_left": 8, "logits_soft_cap": 3.0}
     batch.plan_on_device(kv, scalars=first)
-    gpu.capturing = True
+    fake_gpu.capturing = True
     with pytest.raises(ValueError, match=r"'logits_soft_cap' is 4.0, but the last plan has left 3"):
         batch.plan_on_device(kv, scalars={**first, "logits_soft_cap": 4.0})
     batch.plan_on_device(kv, scalars=first)
     batch.run(zeros(2, 8, 128), zeros(4, 2, PAGE, 2, 128))
-    gpu.capturing = False
-    params = gpu.launches[-1].params
+    fake_gpu.capturing = False
+    params = fake_gpu.launches[-1].params
     batch.plan_on_device(kv, scalars={**first, "logits_soft_cap": 5.0})
     memory = batch._backend._live._buffer.memory
     at = (params["logits_soft_cap"] - memory.data_ptr()) // 4
@@ -199,15 +188,15 @@ def test_live_scalars_under_capture(gpu: Any) -> None:
         batch.plan([0, 1, 2], host, scalars=wider)
 
 
-def test_runs_elsewhere_do_not_end_the_wait(gpu: Any) -> None:
+def test_runs_elsewhere_do_not_end_the_wait(fake_gpu: Any) -> None:
     """Only a launch on the planner's own stream is known to lie between it and the next one."""
-    batch, kv = planned(gpu.batch, [20])
+    batch, kv = planned(fake_gpu.batch, [20])
     batch.plan_on_device(kv)
-    own = gpu.stream
+    own = fake_gpu.stream
     for stream, overlap in ((own + 1, False), (own, False), (own + 1, True), (own, True)):
-        gpu.stream = stream
+        fake_gpu.stream = stream
         batch.run(zeros(1, 8, 128), zeros(2, 2, PAGE, 2, 128))
-        assert gpu.launches[-1].overlap is overlap
+        assert fake_gpu.launches[-1].overlap is overlap
 
 
 KV = paged([20, 30])[1]
@@ -235,36 +224,36 @@ REFUSED: list[tuple[str, Callable[[BatchAttention], Any], type[Exception], str]]
     ("call", "error", "message"), [c[1:] for c in REFUSED], ids=[c[0] for c in REFUSED]
 )
 def test_refused(
-    gpu: Any,
+    fake_gpu: Any,
     backend: str,
     call: Callable[[BatchAttention], Any],
     error: type[Exception],
     message: str,
 ) -> None:
-    make = gpu.batch if backend == "cuda" else BatchAttention
+    make = fake_gpu.batch if backend == "cuda" else BatchAttention
     options = {} if backend == "cuda" else {"device": "cpu"}
     batch, kv = planned(make, [20, 30], **options)
     with pytest.raises(error, match=message):
         call(batch)
-    assert gpu.launches == []
+    assert fake_gpu.launches == []
     batch.plan_on_device(kv)  # the object still works
     batch.run(zeros(2, 8, 128), zeros(4, 2, PAGE, 2, 128))
 
 
-def test_refused_by_the_gpu_alone(gpu: Any) -> None:
-    batch, _ = planned(gpu.batch, [20], max_requests=8192, max_pages=1 << 14)
+def test_refused_by_the_gpu_alone(fake_gpu: Any) -> None:
+    batch, _ = planned(fake_gpu.batch, [20], max_requests=8192, max_pages=1 << 14)
     with pytest.raises(ValueError, match=r"5000 requests.*up to 4096; use plan\(\)"):
         batch.plan_on_device(paged([1] * 5000)[1])
     with pytest.raises(ValueError, match=r"ragged KV, but the first plan.*pages of 16"):
         batch.plan_on_device(DeviceKV.from_ragged(ints(0, 1), 1))
-    many = gpu.batch(128, 128, 128, cuda_graph=True).plan([0, 1], paged([20])[0])
+    many = fake_gpu.batch(128, 128, 128, cuda_graph=True).plan([0, 1], paged([20])[0])
     with pytest.raises(ValueError, match=r"num_kv_heads is 128; .*up to 127; use plan\(\)"):
         many.plan_on_device(paged([20])[1])
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
-def test_needs_a_fixed_kernel(gpu: Any, backend: str) -> None:
-    make = gpu.batch if backend == "cuda" else BatchAttention
+def test_needs_a_fixed_kernel(fake_gpu: Any, backend: str) -> None:
+    make = fake_gpu.batch if backend == "cuda" else BatchAttention
     options = {} if backend == "cuda" else {"device": "cpu"}
     with pytest.raises(ValueError, match=r"cuda_graph is False; .*use plan\(\)"):
         planned(make, [20], cuda_graph=False, **options)[0].plan_on_device(paged([20])[1])
@@ -281,8 +270,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_faults_are_raised_once(gpu: Any, fault: tuple[int, int, int]) -> None:
-    batch, kv = planned(gpu.batch, [20, 30])
+def test_faults_are_raised_once(fake_gpu: Any, fault: tuple[int, int, int]) -> None:
+    batch, kv = planned(fake_gpu.batch, [20, 30])
     batch.check_plan()
     batch.plan_on_device(kv)
     batch.check_plan()
