@@ -173,7 +173,13 @@ class CudaBatch:
         usual, first = self._set, not self._launch_number
         spec = replace(usual.spec, trace=True)
         kernels = LaunchSet(
-            spec, self._shape, self._index, self.constants, beside=not first, trace=trace
+            spec,
+            self._shape,
+            self._index,
+            self.constants,
+            beside=not first,
+            trace=trace,
+            source=self._source,
         )
         before = self._launch, self._after_planner
         self._use(kernels, kernels.launch_first if first else kernels.launch)
