@@ -14,7 +14,6 @@ from cute_attn.abi.plan import (
     SPLIT_FIELDS,
     START_FIELDS,
 )
-from cute_attn.api.dispatch import HOPPER_TILE
 from cute_attn.api.kernel import merge_of
 from cute_attn.api.launches import cost_of
 from cute_attn.codegen.kernels import merge_grid
@@ -51,9 +50,7 @@ def attention_entry(
     spec: KernelSpec, generated: GeneratedKernel, compiled: CompiledKernel
 ) -> Kernel:
     """The entry of an attention kernel."""
-    paged = spec.loader != "ragged"
-    by_tma = spec.schedule == HOPPER_TILE and spec.loader == "paged"
-    by_tma |= paged and "k_map" in generated.params.offsets
+    paged, by_tma = spec.loader != "ragged", "k_map" in generated.params.offsets
     attention = Attention(
         schedule=spec.schedule,
         dtype=spec.dtype,

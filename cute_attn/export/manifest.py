@@ -169,6 +169,7 @@ class Scalar:
     name: str
     kind: Annotated[str, "i32 or f32"]
     default: float
+    live: Annotated[bool, "the parameter is a pointer to the number, in device memory"]
     comment: str
 
 

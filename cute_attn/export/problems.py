@@ -84,7 +84,9 @@ def problem_entry(asked: Asked, schedule: str | None, cells: list[Cell]) -> Prob
         variant=variant.name,
         page_size=asked.page_size,
         schedule=schedule,
-        scalars=tuple(Scalar(s.name, s.kind, float(s.default), s.comment) for s in variant.scalars),
+        scalars=tuple(
+            Scalar(s.name, s.kind, float(s.default), s.live, s.comment) for s in variant.scalars
+        ),
         window_left=limit_text(variant.band.left),
         window_right=limit_text(variant.band.right),
         sm_scale=sm_scale,

@@ -17,6 +17,7 @@ from pathlib import Path
 from cute_attn import __version__
 from cute_attn.api.dispatch import Problem, emit
 from cute_attn.api.kernel import in_users_lines, merge_of, request_of
+from cute_attn.codegen.source import INCLUDE_DIR as KERNEL_HEADERS
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.export.c_header import bundle_header
@@ -29,6 +30,8 @@ from cute_attn.runtime import CompiledKernel, CompileError, compile_many
 MANIFEST = "manifest.json"
 SCHEMA = Path(__file__).parent / "manifest.schema.json"
 INCLUDE_DIR = Path(__file__).parent / "include"
+SHARED_HEADER = "cute_attn/plan_lengths.hpp"
+"""Of the device planner and the one in bundles."""
 _LEAST_CUDA = 12  # cuLibraryLoadData and cuTensorMapEncodeTiled
 
 Progress = Callable[[int, int, CompiledKernel | Exception], None]
@@ -76,8 +79,10 @@ def export_bundle(
     header = bundle_header(kernels, entries, WORKSPACE, required_cuda, files)
     contents["bundle.h"] = header.encode()
     contents[SCHEMA.name] = SCHEMA.read_bytes()
-    for file in sorted(INCLUDE_DIR.rglob("*.h*")):
-        contents[f"include/{file.relative_to(INCLUDE_DIR).as_posix()}"] = file.read_bytes()
+    headers = {file.relative_to(INCLUDE_DIR): file for file in INCLUDE_DIR.rglob("*.h*")}
+    headers[Path(SHARED_HEADER)] = KERNEL_HEADERS / SHARED_HEADER
+    for place, file in sorted(headers.items()):
+        contents[f"include/{place.as_posix()}"] = file.read_bytes()
     manifest = Manifest(
         format=FORMAT,
         abi_version=ABI_VERSION,

@@ -91,21 +91,25 @@ class Attention {
     problem->derive(step.number("sm_scale"), step.list("scalars").data(), &derived);
 
     // Choose and plan.
-    std::vector<std::int32_t> const q_len = step.integers("q_len");
-    std::vector<std::int32_t> const kv_len = step.integers("kv_len");
-    std::vector<std::int32_t> const table_begin = step.integers("table_begin");
-    int const num_kv_heads = step.integer("num_kv_heads");
-    cute_attn_kernel const* const kernel = cute_attn_choose(
-        problem, static_cast<int>(q_len.size()), q_len.data(), kv_len.data(), num_kv_heads,
-        driver_.num_sms(), derived.window_left, derived.window_right);
-    if (kernel == nullptr) throw std::runtime_error("the bundle has no kernel for the step");
-    std::vector<cute_attn_planner::Request> requests;
-    std::int64_t tokens = 0;
-    for (std::size_t i = 0; i < q_len.size(); ++i) {
-      requests.emplace_back(tokens, q_len[i], table_begin[i], kv_len[i],
-                            static_cast<std::int64_t>(i));
-      tokens += q_len[i];
+    std::vector<std::int32_t> const qo_indptr = step.integers("qo_indptr");
+    std::vector<std::int32_t> const kv_indptr = step.integers("kv_indptr");
+    std::vector<std::int32_t> const kv_last_page_len = step.integers("kv_last_page_len");
+    int const num_requests = static_cast<int>(kv_last_page_len.size());
+    std::vector<cute_attn_planner::Request> const requests = cute_attn_planner::requests_of(
+        num_requests, qo_indptr.data(),
+        cute_attn_planner::KvLengths::paged(kv_indptr.data(), kv_last_page_len.data(), page_size,
+                                            kv_indptr.back()));
+    std::vector<std::int32_t> q_len, kv_len;
+    for (cute_attn_planner::Request const& request : requests) {
+      q_len.push_back(static_cast<std::int32_t>(request.q_len));
+      kv_len.push_back(static_cast<std::int32_t>(request.kv_len));
     }
+    std::int64_t const tokens = qo_indptr.back();
+    int const num_kv_heads = step.integer("num_kv_heads");
+    cute_attn_kernel const* const kernel =
+        cute_attn_choose(problem, num_requests, q_len.data(), kv_len.data(), num_kv_heads,
+                         driver_.num_sms(), derived.window_left, derived.window_right);
+    if (kernel == nullptr) throw std::runtime_error("the bundle has no kernel for the step");
     std::int64_t const num_blocks = std::int64_t{driver_.num_sms()} * kernel->blocks_per_sm;
     cute_attn_planner::Geometry const geometry{kernel->tile_q,      kernel->tile_kv,
                                                kernel->group,       num_kv_heads,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,12 @@ def write_step(step: Step, folder: Path) -> Path:
     )
     pages = torch.randperm(step.num_pages, generator=draw)
     table: list[int] = []
-    table_begin, outs, lses, row = [], [], [], 0
+    kv_indptr, outs, lses, row = [0], [], [], 0
     for q_len, kv_len in zip(step.q_lens, step.kv_lens, strict=True):
         k, v = torch.randn(2, kv_len, NUM_KV_HEADS, HEAD_DIM, generator=draw).bfloat16()
-        table_begin.append(len(table))
         own = pages[len(table) : len(table) + -(-kv_len // PAGE_SIZE)].tolist()
         table += own
+        kv_indptr.append(len(table))
         for part, rows in enumerate((k, v)):
             for i, page in enumerate(own):
                 piece = rows[i * PAGE_SIZE : (i + 1) * PAGE_SIZE]
@@ -99,9 +100,9 @@ def write_step(step: Step, folder: Path) -> Path:
         "sm_scale": [repr(SM_SCALE)],
         "scalars": [],
         "bound": [BOUND],
-        "q_len": step.q_lens,
-        "kv_len": step.kv_lens,
-        "table_begin": table_begin,
+        "qo_indptr": [0, *accumulate(step.q_lens)],
+        "kv_indptr": kv_indptr,
+        "kv_last_page_len": [(n - 1) % PAGE_SIZE + 1 for n in step.kv_lens],
         "schedule": [step.schedule] if step.schedule else [],
     }
     lines = (f"{name} {' '.join(map(str, values))}".strip() for name, values in numbers.items())

@@ -12,6 +12,7 @@ import pytest
 from cute_attn.abi import UNBOUNDED
 from cute_attn.api import dispatch
 from cute_attn.api.launches import cost_of
+from cute_attn.codegen.source import INCLUDE_DIR as KERNEL_HEADERS
 from cute_attn.export.manifest import Costs
 from cute_attn.export.write import INCLUDE_DIR
 from cute_attn.scheduler import CostModel, Geometry, Plan, RequestBatch, plan_batch
@@ -64,7 +65,17 @@ class Case:
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("planner") / "planner"
     sanitizer = ("-fsanitize=undefined", "-fsanitize-undefined-trap-on-error")
-    compile_text(CXX, "-std=c++17", "-O2", *sanitizer, f"-I{INCLUDE_DIR}", SOURCE, "-o", made)
+    compile_text(
+        CXX,
+        "-std=c++17",
+        "-O2",
+        *sanitizer,
+        f"-I{INCLUDE_DIR}",
+        f"-I{KERNEL_HEADERS}",
+        SOURCE,
+        "-o",
+        made,
+    )
     return made
 
 

@@ -128,6 +128,7 @@ typedef struct {
   const char* name;
   cute_attn_kind kind;
   double initial;
+  int is_live; /* the parameter is a pointer to the number, in device memory */
 } cute_attn_scalar;
 
 /* What a host computes of a variant's scalars. */

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cute_attn_bundle/plan_price.hpp>
+#include <cute_attn_bundle/plan_requests.hpp>
 #include <initializer_list>
 #include <utility>
 
