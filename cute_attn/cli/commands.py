@@ -81,7 +81,7 @@ EXPORT_EXAMPLES = """Examples:
 
 cute-attn export llama.bundle --preset llama --arch sm_90a
 
-cute-attn export small.bundle --arch sm_80 --arch sm_90a --head-dim 64 --page-size 16 --variant full
+cute-attn export small.bundle --arch sm_80 --arch sm_90a --head-dim 64
 
 cute-attn export --schema > manifest.schema.json
 """
