@@ -116,6 +116,13 @@ def _output_hooks(variant: Variant) -> str:
     return f", {hooks}, {str(variant.softmax).lower()}"
 
 
+def _gives_weights(variant: Variant) -> bool:
+    """Whether nothing is left to multiply with what the logits hook returns."""
+    if variant.softmax or variant.logits is None or variant.logits.program is None:
+        return False
+    return variant.logits.program.stages.exponent is None
+
+
 def emit(spec: KernelSpec) -> GeneratedKernel:
     """Generates the kernel.
 
@@ -153,6 +160,8 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         params_struct=cpp_struct(params),
         hooks=cpp_hooks(variant, mask=not variant.band_is_mask, flat=bool(flat)),
         flat=flat,
+        # Without softmax what the logits hook gives is the weight.
+        weight_scale="1.f" if _gives_weights(variant) else "params.scale_log2",
         flat_left=flat_left,
         flat_right=flat_right,
         row_hooks=cpp_row_hooks(variant),

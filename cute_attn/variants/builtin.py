@@ -14,13 +14,15 @@ from cute_attn.variants.functions import (
     exp2,
     log,
     maximum,
-    sigmoid_approx,
+    sigmoid2_approx,
     tanh_approx,
     where,
 )
 from cute_attn.variants.scalar import Scalar
 from cute_attn.variants.tensor import Tensor
 from cute_attn.variants.variant import Variant
+
+_LOG2_E = math.log2(math.e)
 
 
 def full() -> Variant:
@@ -180,7 +182,7 @@ def sigmoid_attention(keys: int) -> Variant:
     """Weights are sigmoid(score + sigmoid_bias), and nothing normalises them (FlashSigmoid:
     Ramapuram et al., "Theory, Analysis, and Best Practices for Sigmoid Self-Attention", 2024).
 
-    On GPUs a weight has a relative error of up to 1.4e-4 (`functions.sigmoid_approx`) before it is
+    On GPUs a weight has a relative error of up to 1.4e-4 (`functions.sigmoid2_approx`) before it is
     rounded to the dtype of the values. There is no log-sum-exp.
 
     Args:
@@ -196,7 +198,7 @@ def sigmoid_attention(keys: int) -> Variant:
     def sigmoid_attention(
         score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, sigmoid_bias: Any
     ) -> Any:
-        return sigmoid_approx(score + sigmoid_bias)
+        return sigmoid2_approx(score * _LOG2_E + sigmoid_bias * _LOG2_E)
 
     bias = Scalar("sigmoid_bias", "f32", -math.log(keys), "added to scores")
     return Variant("sigmoid", logits=sigmoid_attention, softmax=False, params=[bias])

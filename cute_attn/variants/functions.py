@@ -10,8 +10,8 @@ from cute_attn.variants.vectors import turn
 
 __all__ = [
     "abs", "ceil", "clamp", "cos", "erf", "exp", "exp2", "floor", "log", "log2", "maximum",
-    "minimum", "round", "rsqrt", "sigmoid", "sigmoid_approx", "sin", "sqrt", "tanh", "tanh_approx",
-    "trunc", "turn", "where",
+    "minimum", "round", "rsqrt", "sigmoid", "sigmoid2_approx", "sigmoid_approx", "sin", "sqrt",
+    "tanh", "tanh_approx", "trunc", "turn", "where",
 ]  # fmt: skip
 
 
@@ -76,6 +76,12 @@ def sigmoid_approx(x: Any) -> Traced:
     """1 / (1 + e^-x) to a relative error of 2^-12.8 (1.4e-4), a tenth of what rounding to bf16
     does: one MUFU operation rather than two."""
     return apply("sigmoid_approx", x)
+
+
+def sigmoid2_approx(x: Any) -> Traced:
+    """1 / (1 + 2^-x), as `sigmoid_approx`. A score that comes times log2(e) is multiplied with it
+    by what multiplies scores in any case."""
+    return apply("sigmoid2_approx", x)
 
 
 def sqrt(x: Any) -> Traced:

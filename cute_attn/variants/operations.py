@@ -86,6 +86,10 @@ def _sigmoid(x: Any) -> Any:
     return 1 / (1 + np.exp(-x))
 
 
+def _sigmoid2(x: Any) -> Any:
+    return _sigmoid(x * math.log(2))
+
+
 def _power(x: Any, y: Any) -> Any:
     return np.exp2(y * np.log2(x))  # as the kernel computes it: NaN for negative x
 
@@ -153,6 +157,8 @@ _function("tanh_approx", "tanh_approx({})", np.tanh, interval.monotone(np.tanh),
           (2.0**-10, 1e-37))  # fmt: skip
 _function("sigmoid_approx", "sigmoid_approx({})", _sigmoid, interval.monotone(_sigmoid),
           {MUFU: 1, FP32: 6, INT: 1}, (2.0**-12, 1e-37))  # fmt: skip
+_function("sigmoid2_approx", "sigmoid2_approx({})", _sigmoid2, interval.monotone(_sigmoid2),
+          {MUFU: 1, FP32: 5, INT: 1}, (2.0**-12, 1e-37))  # fmt: skip
 _function("sqrt", "fast_sqrt({})", np.sqrt, interval.monotone(np.sqrt, 0.0), {MUFU: 1})
 _function("rsqrt", "rsqrtf({})", lambda x: 1 / np.sqrt(x), interval.rsqrt, {MUFU: 1})
 _function("sin", "fast_sin({})", np.sin, interval.wave, {MUFU: 1, FP32: 4})

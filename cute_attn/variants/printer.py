@@ -38,8 +38,8 @@ _CASTS = {
 HEADER_FUNCTIONS = frozenset(
     {
         "fast_exp", "fast_sigmoid", "fast_sqrt", "fast_sin", "fast_cos", "fast_pow",
-        "fast_reciprocal", "floor_div", "floor_mod", "row_address", "saturated", "sigmoid_approx",
-        "tanh_approx", "within",
+        "fast_reciprocal", "floor_div", "floor_mod", "row_address", "saturated", "sigmoid2_approx",
+        "sigmoid_approx", "tanh_approx", "within",
     }
 )  # fmt: skip
 """Those of `cute_attn/hook_functions.hpp`."""

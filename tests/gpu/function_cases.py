@@ -22,7 +22,7 @@ def _as_state(function: Callable[[Any], Any]) -> Variant:
 
 FUNCTIONS = {
     name: _as_state(getattr(functions, name))
-    for name in ("sigmoid", "sigmoid_approx", "tanh_approx")
+    for name in ("sigmoid", "sigmoid2_approx", "sigmoid_approx", "tanh_approx")
 }
 """Functions of hooks whose errors are measured, in float32."""
 

@@ -13,16 +13,20 @@ from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
 from cute_attn.codegen.vector_hooks import vector_hooks
 from cute_attn.variants import (
     Hook,
+    Tensor,
     Variant,
     alibi,
     attention_sinks,
     causal,
+    document_mask,
     full,
     prefix_lm,
+    relative_bias,
     rope,
     sigmoid_attention,
     sliding_window,
     soft_cap,
+    tree_mask,
 )
 
 
@@ -131,7 +135,7 @@ def test_every_role_walks_the_visible_blocks(loader: str, group: int) -> None:
     assert producers.count("next_visible<Blocks>(work, params, item)) item.num_rows = 0;") == 1
     assert producers.count("work.next(item)") == 1
     assert "--block" not in source and "block_end - 2" not in source
-    assert "Blocks blocks(params, item, begin, end - 1);" in consumers
+    assert consumers.count("blocks = Blocks::at_last(params, item_record(smem, index") == 2
     assert "write_empty_item(params, item, smem.merges)" in consumers
     locations = re.findall(r"(?:locate|look_up)[^;]*;", producers)
     assert not any("block - 1" in place or "block_end" in place for place in locations)
@@ -151,6 +155,21 @@ def test_full_blocks_go_without_mask_code() -> None:
     assert step.index("transform_scores<") < step.index("if (masked) mask_scores<")
 
 
+def test_flat_blocks_only_where_hooks_read_at_keys() -> None:
+    relative = text(variant=causal() & relative_bias(128))
+    assert "if (flat) {\n        shift_rows<kGroup>(" in relative and "flat_row(" not in relative
+    assert "FlatBlocks<Params, kTileKV, kGroup> flat_blocks(" in relative
+    document = text(variant=causal() & document_mask())
+    assert "if (masked && flat) mask_rows(params, item, values, elements, n, score);" in document
+    assert "VisibleBlocks<Params, kTileKV, kGroup, 1, true>" in document
+    assert "variant_flat(" not in document  # variant_block says it
+    weights = Variant("w", logits=lambda s, b, h, q, k, *, t: s * t[k // 64], softmax=False,
+                      params=[Tensor("t", "f32", 1)])  # fmt: skip
+    assert "transform_flat<" in text(variant=weights)
+    for variant in (causal(), causal() & alibi(8), prefix_lm(), tree_mask()):
+        assert "flat" not in text(variant=variant).lower(), variant
+
+
 def test_logits_hook_only_where_the_variant_has_one() -> None:
     assert "variant_logits" not in text(variant=causal())
     capped = text(variant=soft_cap())
@@ -161,7 +180,7 @@ def test_logits_hook_only_where_the_variant_has_one() -> None:
 def test_weights_in_the_place_of_a_softmax() -> None:
     plain, sigmoid = text(variant=causal()), text(variant=causal() & sigmoid_attention(512))
     assert "LazyWeights" not in plain and "LazySoftmax" not in sigmoid
-    assert "softmax = LazyWeights(params.scale_log2);" in sigmoid  # the hook is given scaled scores
+    assert "softmax = LazyWeights(1.f);" in sigmoid  # the hook is given scaled scores
     assert "softmax = LazyWeights(params.scale_log2);" in text(variant=Variant("x", softmax=False))
     # Hidden keys weigh nothing.
     assert "begin" not in sigmoid[sigmoid.index("keep_columns(") :].split(";")[0]

@@ -81,6 +81,7 @@ static float fast_exp(float x) { return std::exp(x); }
 static float fast_sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
 static float tanh_approx(float x) { return std::tanh(x); }
 static float sigmoid_approx(float x) { return 1 / (1 + std::exp(-x)); }
+static float sigmoid2_approx(float x) { return 1 / (1 + std::exp2(-x)); }
 static float fast_sqrt(float x) { return std::sqrt(x); }
 static float rsqrtf(float x) { return 1 / std::sqrt(x); }
 static float fast_sin(float x) { return std::sin(x); }

@@ -43,6 +43,7 @@ TRACED: dict[str, Callable[..., Any]] = {
     "sigmoid": functions.sigmoid,
     "tanh_approx": functions.tanh_approx,
     "sigmoid_approx": functions.sigmoid_approx,
+    "sigmoid2_approx": functions.sigmoid2_approx,
     "sin": functions.sin,
     "cos": functions.cos,
     "exp": lambda x: functions.exp(-abs(x)),
@@ -68,6 +69,7 @@ PYTHON: dict[str, Callable[..., Any]] = {
     "sigmoid": lambda x: 1 / (1 + math.exp(-x)) if x > -700 else 0.0,
     "tanh_approx": math.tanh,
     "sigmoid_approx": lambda x: 1 / (1 + math.exp(-x)) if x > -700 else 0.0,
+    "sigmoid2_approx": lambda x: 1 / (1 + math.exp2(-x)) if x > -1000 else 0.0,
     "sin": math.sin,
     "cos": math.cos,
     "exp": lambda x: math.exp(-abs(x)),
@@ -137,7 +139,7 @@ def floats(depth: int = 4) -> st.SearchStrategy[Tree]:
         return leaves
     less = floats(depth - 1)
     smooth = ("tanh", "sigmoid", "exp", "exp2", "log", "log2", "erf", "sqrt", "rsqrt", "root",
-              "pow", "neg", "abs", "tanh_approx", "sigmoid_approx")  # fmt: skip
+              "pow", "neg", "abs", "tanh_approx", "sigmoid_approx", "sigmoid2_approx")  # fmt: skip
     # The sine of 10^7 magnifies what its argument was rounded by.
     angles = _of(("mul",), st.tuples(st.just("tanh"), less), st.integers(-99, 99))
     return st.one_of(

@@ -21,18 +21,21 @@ CUTE_DEVICE float fast_exp(float x) {
 
 CUTE_DEVICE float fast_sigmoid(float x) { return fast_reciprocal(1.f + fast_exp(-x)); }
 
-// The same to a relative error of 2^-12.8, with one MUFU operation: the reciprocal of d is guessed
-// from its bits, to 5 % (the constant is the best one), and a cubic step leaves the third power of
-// that. The exponential is limited so that the guess is no denormal; NaN stays NaN.
-CUTE_DEVICE float sigmoid_approx(float x) {
-  constexpr float kLog2E = 1.4426950408889634f;
+// 1 / (1 + 2^-x) to a relative error of 2^-12.8, with one MUFU operation: the reciprocal of d is
+// guessed from its bits, to 5 % (the constant is the best one), and a cubic step leaves the third
+// power of that. The exponential is limited so that the guess is no denormal; NaN stays NaN.
+CUTE_DEVICE float sigmoid2_approx(float x) {
   constexpr int kGuess = 0x7ef311c3;
   float exponent;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(exponent) : "f"(x * -kLog2E), "f"(125.f));
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(exponent) : "f"(-x), "f"(125.f));
   float const d = 1.f + exp2_approx(exponent);
   float const guess = __int_as_float(kGuess - __float_as_int(d));
   float const rest = fmaf(-d, guess, 1.f);
   return fmaf(guess, fmaf(rest, rest, rest), guess);
+}
+CUTE_DEVICE float sigmoid_approx(float x) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  return sigmoid2_approx(x * kLog2E);
 }
 
 // To a relative error of 2^-11.
