@@ -108,6 +108,10 @@ def export_command(
         list[Schedule] | None,
         typer.Option(help="Kernel family; default: those that a batch on that GPU takes."),
     ] = None,
+    costs: Annotated[
+        Path | None,
+        typer.Option(help="Constants for planning, of `cute-attn calibrate`; default: an H200's."),
+    ] = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace a bundle that is there already.")
     ] = False,
@@ -133,7 +137,7 @@ def export_command(
     }  # fmt: skip
     with errors_for_people():
         axes = compile.axes_of(preset, {name: _plain(values) for name, values in given.items()})
-        export.run(path, axes, jobs=jobs, replace=replace, as_json=as_json)
+        export.run(path, axes, costs=costs, jobs=jobs, replace=replace, as_json=as_json)
 
 
 def show_command(

@@ -22,7 +22,15 @@ def print_schema() -> None:
     typer.echo(json.dumps(schema(), indent=1))
 
 
-def run(path: Path, axes: Axes, *, jobs: int | None, replace: bool, as_json: bool) -> None:
+def run(
+    path: Path,
+    axes: Axes,
+    *,
+    costs: Path | None,
+    jobs: int | None,
+    replace: bool,
+    as_json: bool,
+) -> None:
     """Writes the bundle and prints what is in it.
 
     Raises:
@@ -44,6 +52,7 @@ def run(path: Path, axes: Axes, *, jobs: int | None, replace: bool, as_json: boo
                 path,
                 problems(axes),
                 schedules=axes.schedule or (None,),
+                costs=costs,
                 jobs=jobs,
                 progress=each,
                 replace=replace,
@@ -67,6 +76,7 @@ def _facts(path: Path, manifest: Manifest) -> dict[str, Any]:
     return {
         "path": str(path),
         "abi_version": manifest.abi_version,
+        "costs_of": manifest.costs_of,
         "required_cuda": manifest.required_cuda,
         "archs": list(manifest.archs),
         "bytes": _bytes(manifest),

@@ -32,6 +32,7 @@ from cute_attn.export.manifest import (
 from cute_attn.export.recipes import recipes_of
 from cute_attn.runtime import CompiledKernel
 from cute_attn.runtime.device import capability_of
+from cute_attn.scheduler import Constants
 from cute_attn.scheduler.workspace import ALIGNMENT, ARRIVALS_BYTES
 
 PLAN_FORMAT = PlanFormat(
@@ -47,9 +48,9 @@ WORKSPACE = Workspace(arrivals_bytes=ARRIVALS_BYTES, alignment=ALIGNMENT)
 
 
 def attention_entry(
-    spec: KernelSpec, generated: GeneratedKernel, compiled: CompiledKernel
+    spec: KernelSpec, generated: GeneratedKernel, compiled: CompiledKernel, constants: Constants
 ) -> Kernel:
-    """The entry of an attention kernel."""
+    """The entry of an attention kernel; `constants`: of the GPU that plans are made for."""
     paged, by_tma = spec.loader != "ragged", "k_map" in generated.params.offsets
     attention = Attention(
         schedule=spec.schedule,
@@ -64,7 +65,7 @@ def attention_entry(
         tile_kv=spec.tile.kv,
         merge=None if spec.fuses_merge else merge_of(spec).name,
         tensor_maps=recipes_of(generated.params, spec),
-        costs=Costs(**asdict(cost_of(spec))),
+        costs=Costs(**asdict(cost_of(spec, constants))),
     )
     return _entry("attention", generated, compiled, attention=attention)
 

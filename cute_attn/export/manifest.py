@@ -250,6 +250,7 @@ class Manifest:
     format: Annotated[str, "cute_attn.bundle"]
     abi_version: Annotated[int, "of parameters, plan and this file"]
     made_by: str
+    costs_of: Annotated[str, "GPU that the costs of kernels were measured on"]
     required_cuda: Annotated[str, "CUDA version that the driver must speak, major.minor"]
     plan: PlanFormat
     workspace: Workspace

@@ -26,6 +26,8 @@ from cute_attn.export.errors import BundleError
 from cute_attn.export.manifest import ABI_VERSION, FORMAT, File, Kernel, Manifest, dump
 from cute_attn.export.problems import cells_of, problem_entry
 from cute_attn.runtime import CompiledKernel, CompileError, compile_many
+from cute_attn.scheduler import BUILT_IN, Constants
+from cute_attn.scheduler.constants_file import read_file
 
 MANIFEST = "manifest.json"
 SCHEMA = Path(__file__).parent / "manifest.schema.json"
@@ -42,6 +44,7 @@ def export_bundle(
     problems: Iterable[Problem],
     *,
     schedules: Sequence[str | None] = (None,),
+    costs: str | os.PathLike[str] | Constants | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
     replace: bool = False,
@@ -53,6 +56,8 @@ def export_bundle(
         problems: what kernels are wanted for.
         schedules: kernel families, each of which every problem gets; None: those that a batch
             takes.
+        costs: constants that plans are made with: a file of `cute-attn calibrate`, or `Constants`;
+            default: those of an H200.
         jobs: compile processes; None takes as many as CPUs and free memory allow.
         progress: called as progress(done, total, result) after each kernel.
         replace: `path` may be a bundle, which is replaced.
@@ -62,18 +67,20 @@ def export_bundle(
 
     Raises:
         BundleError: `path` is there, there are no problems, or a variant cannot be in a bundle.
+        ConstantsFileError: the file of constants cannot be used.
         UnsupportedSpecError: a problem has no kernel.
         CompileError, ToolchainError: a kernel does not compile, or nothing here can compile.
     """
     target = Path(path)
     _check_target(target, replace)
+    constants = _constants(costs)
     asked = list(dict.fromkeys(product(problems, schedules)))
     if not asked:
         raise BundleError("problems is empty; a bundle takes at least one")
     cells = {pair: cells_of(*pair) for pair in asked}
     entries = tuple(problem_entry(*pair, found) for pair, found in cells.items())
     specs = list(dict.fromkeys(cell.spec for found in cells.values() for cell in found))
-    kernels, contents = _compile(specs, jobs, progress)
+    kernels, contents = _compile(specs, constants, jobs, progress)
     required_cuda = _required_cuda(kernels)
     files = {name: _file(name, data) for name, data in contents.items()}
     header = bundle_header(kernels, entries, WORKSPACE, required_cuda, files)
@@ -87,6 +94,7 @@ def export_bundle(
         format=FORMAT,
         abi_version=ABI_VERSION,
         made_by=f"cute-attn {__version__}",
+        costs_of=constants.gpu.name,
         required_cuda=required_cuda,
         plan=PLAN_FORMAT,
         workspace=WORKSPACE,
@@ -110,7 +118,7 @@ def _check_target(target: Path, replace: bool) -> None:
 
 
 def _compile(
-    specs: list[KernelSpec], jobs: int | None, progress: Progress | None
+    specs: list[KernelSpec], constants: Constants, jobs: int | None, progress: Progress | None
 ) -> tuple[tuple[Kernel, ...], dict[str, bytes]]:
     """Entries, merges first, and the files of all kernels."""
     merging = {merge_of(spec).name: spec for spec in specs if not spec.fuses_merge}
@@ -126,12 +134,21 @@ def _compile(
             raise in_users_lines(result, spec)
         if isinstance(result, Exception):
             raise result
-        make = merge_entry if generated.name in merging else attention_entry
-        kernel = make(spec, generated, result)
+        if generated.name in merging:
+            kernel = merge_entry(spec, generated, result)
+        else:
+            kernel = attention_entry(spec, generated, result, constants)
         kernels.append(kernel)
         contents[kernel.cubin] = result.cubin
         contents[kernel.source] = generated.text.encode()
     return tuple(kernels), contents
+
+
+def _constants(costs: str | os.PathLike[str] | Constants | None) -> Constants:
+    if costs is None or isinstance(costs, Constants):
+        return costs or BUILT_IN
+    constants, _ = read_file(Path(costs))
+    return constants
 
 
 def _required_cuda(kernels: Iterable[Kernel]) -> str:

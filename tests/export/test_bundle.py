@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,11 @@ from cute_attn import (
     load_bundle,
 )
 from cute_attn.api import dispatch
+from cute_attn.api.launches import cost_of
 from cute_attn.codegen.kernels import emit_merge
 from cute_attn.runtime import forget_kernels
+from cute_attn.scheduler import BUILT_IN
+from cute_attn.scheduler.constants_file import ConstantsFileError
 from tests.export.conftest import PROBLEMS
 
 
@@ -195,6 +199,19 @@ def test_a_bundle_is_replaced_when_asked(damaged: Path) -> None:
     assert load_bundle(damaged).manifest.archs == ("sm_80",)
     assert not (damaged / "more").exists()
     assert [file.name for file in damaged.parent.iterdir()] == [damaged.name]
+
+
+def test_costs_are_those_of_the_constants(damaged: Path) -> None:
+    before = load_bundle(damaged).manifest
+    slow = replace(BUILT_IN, gpu=replace(BUILT_IN.gpu, name="slow", read_gbps=1000.0))
+    after = export_bundle(damaged, PROBLEMS, costs=slow, replace=True)
+    assert (before.costs_of, after.costs_of) == (BUILT_IN.gpu.name, "slow")
+    for spec in dispatch.all_specs(PROBLEMS[0]):
+        costs = [m.by_name[spec.name].attention.costs for m in (before, after)]  # type: ignore[union-attr]
+        assert [vars(c) for c in costs] == [vars(cost_of(spec, x)) for x in (BUILT_IN, slow)]
+        assert costs[0].key_ps < costs[1].key_ps
+    with pytest.raises(ConstantsFileError, match=r"there\.json"):
+        export_bundle(damaged, PROBLEMS, costs="there.json", replace=True)
 
 
 def test_masks_that_need_ranges_of_tensors_are_refused(tmp_path: Path) -> None:
