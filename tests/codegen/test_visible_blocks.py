@@ -157,7 +157,8 @@ def test_all_lanes_walk_the_visible_blocks(
         visible = kind != EMPTY
         full = (kind == FULL) & (last == block * TILE_KV + TILE_KV - 1)  # all its keys are there
         pairs = np.stack([block[visible], full[visible]], 1).reshape(-1).tolist()
-        new_end = pairs[0] + 1 if pairs else begin
-        assert list(map(int, line.split())) == [*pairs, -1, 1, begin, new_end, 0]
+        # The item that is left: from its first to its last visible block.
+        left = (pairs[-2], pairs[0] + 1) if pairs else (begin, begin)
+        assert list(map(int, line.split())) == [*pairs, -1, 1, *left, 0]
         seen |= set(kind.tolist())
     assert EMPTY in seen and (variant is NEVER or FULL in seen)
