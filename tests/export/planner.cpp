@@ -41,8 +41,11 @@ int main(int, char** arguments) {
       requests.push_back(request);
     }
     auto const plan = cute_attn_planner::plan_batch(requests, geometry, head[0], costs, options);
-    write(plans, {static_cast<std::int64_t>(plan.buffer.size()), plan.num_tiles,
-                  plan.num_split_tiles, plan.num_slots, plan.merge_cost});
+    cute_attn_planner::WorkspaceSizes const sizes(head[0], geometry.tile_q, 128, 1 << 16, 256);
+    write(plans,
+          {static_cast<std::int64_t>(plan.buffer.size()), plan.num_tiles, plan.num_split_tiles,
+           plan.num_slots, plan.merge_cost, cute_attn_planner::plan_capacity(head[0], head[18]),
+           sizes.partial_out, sizes.partial_lse, sizes.total});
     write(plans, plan.block_costs);
     std::fwrite(plan.buffer.data(), 4, plan.buffer.size(), plans);
   }

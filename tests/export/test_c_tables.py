@@ -13,7 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from cute_attn import Problem, Variant, causal, full, load_bundle, sliding_window, soft_cap
+from cute_attn import (
+    Problem,
+    Variant,
+    alibi,
+    causal,
+    chunked_local,
+    full,
+    load_bundle,
+    sigmoid_attention,
+    sliding_window,
+    soft_cap,
+)
 from cute_attn.abi import UNBOUNDED
 from cute_attn.api import dispatch
 from cute_attn.api.parameters import scales_of
@@ -34,7 +45,7 @@ TABLES = Path(__file__).parent / "tables.c"
 SINGLE = Variant("band", mask=lambda b, h, q_idx, kv_idx: (kv_idx <= q_idx) & (kv_idx >= q_idx - 7))
 VARIANTS = (
     full(), causal(), sliding_window(), causal() & sliding_window(), soft_cap(),
-    causal() & soft_cap(), SINGLE,
+    causal() & soft_cap(), SINGLE, chunked_local(), sigmoid_attention(64), alibi(8),
 )  # fmt: skip
 
 

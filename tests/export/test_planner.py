@@ -9,13 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cute_attn.abi import UNBOUNDED
+from cute_attn.abi import UNBOUNDED, PlanLayout
 from cute_attn.api import dispatch
 from cute_attn.api.launches import cost_of
 from cute_attn.codegen.source import INCLUDE_DIR as KERNEL_HEADERS
 from cute_attn.export.manifest import Costs
 from cute_attn.export.write import INCLUDE_DIR
-from cute_attn.scheduler import CostModel, Geometry, Plan, RequestBatch, plan_batch
+from cute_attn.scheduler import (
+    CostModel,
+    Geometry,
+    Plan,
+    RequestBatch,
+    plan_batch,
+    workspace_size,
+)
 from cute_attn.scheduler.planner import DEFAULT_L2_BUDGET
 from cute_attn.workloads import load_steps
 from tests.export.compilers import CXX, compile_text, needs_cxx
@@ -89,15 +96,23 @@ def check(program: Path, folder: Path, cases: list[Case]) -> list[Plan]:
     plans = []
     for number, case in enumerate(cases):
         plan = case.plan()
-        size, *counts = np.frombuffer(data, np.int64, 5, at).tolist()
-        costs = np.frombuffer(data, np.int64, case.num_blocks, at + 40)
-        at += 40 + costs.nbytes
+        size, *counts = np.frombuffer(data, np.int64, 9, at).tolist()
+        costs = np.frombuffer(data, np.int64, case.num_blocks, at + 72)
+        at += 72 + costs.nbytes
         buffer = np.frombuffer(data, np.int32, size, at)
         at += buffer.nbytes
         assert np.array_equal(buffer, plan.buffer), (number, case)
         assert np.array_equal(costs, plan.block_costs), (number, case)
+        n = case.requests.num_requests
+        room = workspace_size(
+            num_blocks=case.num_blocks,
+            max_requests=max(n, 1),
+            tile_q=case.geometry.tile_q,
+            head_dim_vo=128,
+        )
         assert counts == [
             plan.num_tiles, plan.num_split_tiles, plan.num_slots, plan.merge_cost,
+            PlanLayout(case.num_blocks, n).size, *room.offsets_of()[1:], room.total,
         ], (number, case)  # fmt: skip
         plans.append(plan)
     assert at == len(data)

@@ -4,6 +4,7 @@
 
 #include <cute_attn_bundle/plan_types.hpp>
 #include <numeric>
+#include <utility>
 
 namespace cute_attn_planner {
 
@@ -85,21 +86,19 @@ inline void sort_requests(std::vector<Request> const& requests, Geometry const& 
   bool const is_decode = tiles.most_q_tiles <= 1;
   std::int64_t read = costs.read_block(geometry);
   if (!is_decode && has_single) read = costs.read_block_in_step(geometry, loaded, computed / 2);
-  Numbers block_cost(count), key(count);
+  Numbers block_cost(count);
+  std::vector<std::pair<std::int64_t, std::size_t>> order(count);  // the cost, negative; the index
   for (std::size_t i = 0; i < count; ++i) {
     block_cost[i] = costs.block(geometry, is_decode ? one : q_tiles[i], read);
     std::int64_t const tile_cost = is_decode ? blocks[i] : blocks[i] * block_cost[i];
-    key[i] = q_tiles[i] > 0 ? tile_cost + 1 : 0;
+    order[i] = {q_tiles[i] > 0 ? -tile_cost - 1 : 0, i};
   }
-  std::vector<std::size_t> order(count);
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return key[a] > key[b]; });
+  std::sort(order.begin(), order.end());
   bool const one_section = heads <= kMaxSectionHeads;
   std::int64_t const most_heads = std::min(heads, kMaxSectionHeads);
   std::int64_t const least_piece = 63 / geometry.tile_kv + 1;  // 64 keys
   tiles.records.reserve(count);
-  for (std::size_t const i : order) {
+  for (auto const& [cost, i] : order) {
     Request const& r = requests[i];
     std::int64_t const rows = std::min(r.q_len * geometry.group, geometry.tile_q);
     std::int64_t fit = heads;
@@ -119,6 +118,11 @@ inline void sort_requests(std::vector<Request> const& requests, Geometry const& 
 // The runs of all records: sections of KV heads; in a section the last query tile first.
 inline void make_runs(Geometry const& geometry, Costs const& costs, Tiles& tiles) {
   std::int64_t const item = costs.item(geometry);
+  std::int64_t num_runs = 0;
+  for (Record const& record : tiles.records) {
+    num_runs += record.q_tiles * ceil_divide(geometry.num_kv_heads, record.section_heads);
+  }
+  tiles.runs.reserve(num_runs);
   for (std::size_t i = 0; i < tiles.records.size(); ++i) {
     Record const& record = tiles.records[i];
     Request const& r = record.request;
