@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from cute_attn import KernelSpec, warmup
 from cute_attn.runtime import CompiledKernel, cache_key
+from cute_attn.runtime.cache_upkeep import entries, remove
 from perf import cases
 from perf.cases.variants import variant_specs
 from tests.gpu import specs
@@ -51,10 +51,7 @@ def progress(done: int, total: int, result: object) -> None:
 def prune(cache: Path, kept: Sequence[CompiledKernel]) -> int:
     """Removes every other kernel from a cache directory; the number removed."""
     keys = {cache_key(kernel.request, kernel.toolchain) for kernel in kept}
-    stale = [entry for entry in cache.glob("v1/sm_*/*") if entry.name not in keys]
-    for entry in stale:
-        shutil.rmtree(entry)
-    return len(stale)
+    return len(remove(cache, [entry for entry in entries(cache) if entry.key not in keys]))
 
 
 def main() -> int:
