@@ -269,6 +269,7 @@ def test_positions_of_pairs() -> None:
     text = vector_hooks(variant, 64, 64).text
     assert "static constexpr bool kPairPositions = true;" in text
     assert "int pair_position_of(Params const& params, VectorPlace at, int pair)" in text
+    assert "kFollows = false" in text
     assert "pair_position_of" not in vector_hooks(rope(positions=True), 64, 64).text
 
 
