@@ -98,8 +98,9 @@ def vector_functions(root: Expression, names: Mapping[Expression, str]) -> Vecto
 
 
 def _follows(position: Expression | None) -> bool:
-    """Whether the position of a turn is `pos` and what is the same for a request and head."""
-    if position is None:
+    """Whether the position of a turn is `pos` and what is the same for a request and head, for all
+    pairs."""
+    if position is None or "pair" in position.reads:
         return False
     own = argument("pos")
     terms = dict(polynomial(position))

@@ -15,6 +15,7 @@ from cute_attn import (
     chunked_local,
     custom_mask,
     document_mask,
+    from_flex,
     full,
     pack_masks,
     prefix_lm,
@@ -29,6 +30,7 @@ from tests.gpu.variant_case import (
     DIM,
     HEADS,
     LONGEST,
+    Dense,
     VariantCase,
     on,
     random,
@@ -96,6 +98,26 @@ def tempered(lse: Any, b: Any, h: Any, q_idx: Any) -> Any:
 
 def forgetting(s: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, forgotten: Any) -> Any:
     return s + (forgotten[b, h, q_idx] - forgotten[b, h, kv_idx])
+
+
+def chosen(lists: torch.Tensor) -> Dense:
+    """Key blocks of 50 by number, three for each block of queries; and the query's own key."""
+
+    def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        block = kv_idx // 50
+        return (lists[b, h, q_idx // 50] == block.unsqueeze(-1)).any(-1) | (q_idx == kv_idx)
+
+    return mask
+
+
+def apart(points: torch.Tensor) -> Dense:
+    """By the distance of points in space."""
+
+    def bias(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        way = points[q_idx] - points[kv_idx]
+        return score - torch.sqrt((way * way).sum(-1) + 0.01)
+
+    return bias
 
 
 def relu_squared(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -178,6 +200,8 @@ KEPT = torch.arange(LONGEST).sub(torch.tensor([[200], [100], [0]])).abs() > 90
 WINDOWS = torch.tensor([3, 500, 40, 90, 1, 0, 200, 70], dtype=torch.int32)
 # Running sums of logarithms of forget gates, by head and position.
 FORGOTTEN = torch.nn.functional.logsigmoid(random(10, 3, HEADS, LONGEST) + 2).cumsum(-1)
+LISTS = random(11, 3, HEADS, 8, 8).argsort(-1)[..., :3].int()
+POINTS = random(12, LONGEST, 3)
 PREFIX = torch.tensor([90, 0, 170], dtype=torch.int32)
 
 
@@ -381,5 +405,11 @@ SCORE_CASES = {
         finish=gated_on_tensors,
         scalars={"shift": 0.3},
         tensors={"gate": GATE},
+    ),
+    "flex_rows": VariantCase(
+        from_flex(apart(POINTS), chosen(LISTS)),
+        lambda b, h, i, j: chosen(on(LISTS, i))(b, h, i, j),
+        lambda s, b, h, i, j: apart(on(POINTS, s).double())(s, b, h, i, j),
+        tensors={"points": POINTS, "lists": LISTS},
     ),
 }

@@ -269,6 +269,13 @@ def test_positions_of_pairs() -> None:
     text = vector_hooks(variant, 64, 64).text
     assert "static constexpr bool kPairPositions = true;" in text
     assert "int pair_position_of(Params const& params, VectorPlace at, int pair)" in text
+
+    def shifted(x: Any, b: Any, h: Any, pos: Any) -> Any:
+        pairs = x.halves()
+        cosine, sine = f.turn(pos + f.where(pairs.index < 3, 0, 5), 0.5)
+        return pairs.join(pairs.first * cosine, pairs.second * sine)
+
+    assert "kFollows = false" in vector_hooks(Variant("shifted", key=shifted), 64, 64).text
     assert "pair_position_of" not in vector_hooks(rope(positions=True), 64, 64).text
 
 
