@@ -64,12 +64,26 @@ struct RingPosition {
   CUTE_DEVICE void advance() { *this = next(); }
 };
 
+// Positions of a block in two rings of different lengths: that of K, and v, that of V.
+template <int kStagesK, int kStagesV>
+struct RingPositions : RingPosition<kStagesK> {
+  RingPosition<kStagesV> v;
+
+  CUTE_DEVICE RingPositions previous() const {
+    return {RingPosition<kStagesK>::previous(), v.previous()};
+  }
+  CUTE_DEVICE RingPositions next() const { return {RingPosition<kStagesK>::next(), v.next()}; }
+  CUTE_DEVICE void advance() { *this = next(); }
+};
+
 // Initialises the barriers of a kernel's shared memory, by one thread: how many arrive at the full
 // barriers of Q, at those of K, at those of V, and how many consumer warps there are.
 template <class Smem>
 CUTE_DEVICE void init_barriers(Smem& smem, int q_full, int k_full, int v_full, int warps) {
   constexpr int kStagesQ = sizeof(smem.q_full) / sizeof(smem.q_full[0]);
   constexpr int kStages = sizeof(smem.k_full) / sizeof(smem.k_full[0]);
+  constexpr int kStagesV = sizeof(smem.v_full) / sizeof(smem.v_full[0]);
+  static_assert(kStagesV <= kStages);
   CUTE_UNROLL
   for (int i = 0; i < kStagesQ; ++i) {
     smem.q_full[i].init(q_full);
@@ -78,9 +92,9 @@ CUTE_DEVICE void init_barriers(Smem& smem, int q_full, int k_full, int v_full, i
   CUTE_UNROLL
   for (int i = 0; i < kStages; ++i) {
     smem.k_full[i].init(k_full);
-    smem.v_full[i].init(v_full);
+    if (i < kStagesV) smem.v_full[i].init(v_full);
     smem.k_empty[i].init(warps);
-    smem.v_empty[i].init(warps);
+    if (i < kStagesV) smem.v_empty[i].init(warps);
   }
   cutlass::arch::fence_barrier_init();
 }
