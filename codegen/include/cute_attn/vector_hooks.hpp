@@ -258,9 +258,9 @@ struct RowTurns<true> : FallingTurns {};
 // Passes rows of a tile of kColumns columns through a hook, by kThreads threads, whole warps, last
 // rows first. Where positions of rows that follow each other do so too, a row's turns come from
 // those of the thread's rows before; and a thread has kInWork rows in work, 1 or 2, and as many on
-// their way.
-template <class Hook, class Layout, int kColumns, int kThreads, int kInWork, class Place,
-          class Params, class TurnsOf>
+// their way. kUnroll: how often the loop over them is written out.
+template <class Hook, class Layout, int kColumns, int kThreads, int kInWork, int kUnroll,
+          class Place, class Params, class TurnsOf>
 class RowTransform {
   using Share = VectorShare<kColumns, kThreads>;
   static constexpr int kRows = Share::kRows;
@@ -321,7 +321,7 @@ class RowTransform {
     Pieces upper, lower;
     int begin = whole_steps(rows) - kStep;
     load<kUpper>(bytes, begin, rows, upper);
-    CUTE_NO_UNROLL
+#pragma unroll(kUnroll)
     for (; begin >= 0; begin -= kStep) {
       load<kLower>(bytes, begin, rows, lower);
       pass<kUpper, 0, Element>(bytes, begin, rows, upper);
@@ -443,10 +443,10 @@ class RowTransform {
 };
 
 // See RowTransform.
-template <class Hook, class Layout, int kColumns, int kThreads, int kInWork, class Place,
-          class Params, class TurnsOf>
+template <class Hook, class Layout, int kColumns, int kThreads, int kInWork, int kUnroll,
+          class Place, class Params, class TurnsOf>
 CUTE_DEVICE auto row_transform(Params const& params, TurnsOf const& turns, unsigned thread) {
-  return RowTransform<Hook, Layout, kColumns, kThreads, kInWork, Place, Params, TurnsOf>(
+  return RowTransform<Hook, Layout, kColumns, kThreads, kInWork, kUnroll, Place, Params, TurnsOf>(
       params, turns, opaque(thread));
 }
 
