@@ -13,8 +13,10 @@ from cute_attn.hopper.tiles import (
     default_tile,
     fragment_registers,
     head_dims,
+    key_stages,
     long_keys,
     smem_bytes,
+    tile_bytes,
     tile_reasons,
     transformer_registers,
 )
@@ -26,6 +28,7 @@ from cute_attn.variants import (
     rope,
     sliding_window,
     soft_cap,
+    streaming_llm,
 )
 
 VARIANTS = [full(), causal(), causal() & sliding_window(), causal() & soft_cap()]
@@ -54,18 +57,35 @@ def test_every_row_of_the_table_is_feasible(
 
 
 def test_transformers_have_what_the_others_leave() -> None:
-    """Of 512 registers for a thread of each of four warpgroups; one consumer leaves more."""
-    for variant, registers in ((rope(), 72), (qk_norm() & rope(), 104)):
-        tile = default_tile(128, 128, "ragged", variant)
+    """Of 512 registers for a thread of each of four warpgroups; one consumer leaves more. A producer
+    of contiguous rows takes less, but where it chooses blocks."""
+    for loader, variant, registers in (
+        ("ragged", streaming_llm(), 72),
+        ("paged", rope(), 72),
+        ("gather", qk_norm() & rope(), 104),
+        ("ragged", rope(), 80),
+    ):
+        tile = default_tile(128, 128, loader, variant)
         assert tile is not None and tile.threads == 512 and consumers(tile, variant) == 2
         assert transformer_registers(tile) == registers
-        assert 40 + registers + 2 * tile.consumer_registers == 512
+        assert tile.producer_registers + registers + 2 * tile.consumer_registers == 512
         few = default_tile(128, 128, "ragged", variant, rows=FEW_ROWS)
         assert few is not None and few.threads == 384 and consumers(few, variant) == 1
         assert transformer_registers(few) == 168  # as launched
     tile = replace(tile, consumer_registers=232)
     assert any("registers after setmaxnreg" in x for x in tile_reasons(tile, 128, 128, variant))
     assert any("with vector hooks one transforms" in x for x in tile_reasons(tile, 128, 128))
+
+
+def test_keys_that_are_transformed_have_a_longer_ring() -> None:
+    """Where shared memory has the room; the kernel says so."""
+    for dims, stages in (((128, 128), 3), ((64, 64), 3), ((192, 192), 2), ((256, 256), 2)):
+        tile = default_tile(*dims, "ragged", causal() & rope())
+        assert tile is not None and tile.stages == 2
+        assert key_stages(tile, *dims, causal() & rope()) == stages
+        assert key_stages(tile, *dims, causal()) == 2
+        assert tile_bytes(tile, *dims, rope())[1] * 2 == stages * tile_bytes(tile, *dims)[1]
+        assert tile_reasons(tile, *dims, causal() & rope()) == []
 
 
 def test_queries_stay_in_registers_where_it_pays() -> None:
