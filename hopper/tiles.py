@@ -141,9 +141,6 @@ _HOOK_KV = {
 _VECTORS_KV = {(192, 128): 96, (192, 192): 80}
 # 40 + 72 + 2 * 200. Rows that are summed over before their pairs are turned take 104.
 _VECTORS = replace(_TWO_Q_TILES, threads=512, consumer_registers=200)
-# A producer of contiguous rows that skips no blocks leaves the transformers 80, for a longer loop:
-# head_dim 128 prefill +4 %.
-_SHORT_PRODUCER = 32
 _VECTORS_HEAVY = replace(_VECTORS, consumer_registers=184)
 # Registers beside the fragments, with hooks of scores and for such rows: of 44 some spill.
 HOOK_REGISTERS = 52
@@ -153,9 +150,7 @@ _HEAVY_REGISTERS = 48
 _VECTORS_MASK_KV = {(64, 64): 112, (80, 80): 112, (192, 192): 64}
 
 
-def _with_vectors(
-    dims: tuple[int, int], loader: str, variant: Variant, *, few: bool, hooks: bool
-) -> Tile:
+def _with_vectors(dims: tuple[int, int], variant: Variant, *, few: bool, hooks: bool) -> Tile:
     """The row of kernels with vector hooks."""
     if few or dims == (256, 256):  # of 512 threads none can hold an output of 256 columns
         stages = 2 if dims == (256, 256) else _FEW_ROWS_TABLE[dims].stages
@@ -164,8 +159,6 @@ def _with_vectors(
     else:
         tile = _VECTORS_HEAVY if sums_before_pairs(variant) else _VECTORS
         tile = replace(tile, kv=_VECTORS_KV.get(dims, tile.kv))
-        if loader == "ragged" and variant.block_test is None:
-            tile = replace(tile, producer_registers=_SHORT_PRODUCER)
     heavy = tile.consumer_registers == _VECTORS_HEAVY.consumer_registers
     need = HOOK_REGISTERS if hooks else _HEAVY_REGISTERS if heavy else MASK_REGISTERS
     tensors = any(isinstance(p, Tensor) for p in variant.read_by("mask", "logits"))
@@ -232,7 +225,7 @@ def default_tile(
     hooks = variant is not None and bool(variant.logits or not variant.band_is_mask)
     if variant is not None and variant.vector_hooks:
         few = rows is not None and rows <= FEW_ROWS
-        return _with_vectors(dims, loader, variant, few=few, hooks=hooks)
+        return _with_vectors(dims, variant, few=few, hooks=hooks)
     if rows is not None and rows <= FEW_ROWS:
         tile = _FEW_ROWS_TABLE[dims]
         if not long and dims == (256, 256):

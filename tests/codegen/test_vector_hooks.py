@@ -71,7 +71,7 @@ extern "C" void run(Params const* params, void* memory, int tiles, int rows, int
     threads.emplace_back([=] {
       threadIdx.x = i;
       auto transform = row_transform<{{HOOK}}, {{LAYOUT}}, {{COLUMNS}}, kHostThreads, {{IN_WORK}},
-                                     3 - {{IN_WORK}}, {{PLACE}}>(*params, turns, i);
+                                     {{PLACE}}>(*params, turns, i);
       for (int t = tiles - 1; t >= 0; --t) {
         int const first = at + t * rows;
         transform.{{START}};

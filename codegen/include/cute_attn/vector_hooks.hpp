@@ -212,13 +212,14 @@ struct VectorUnit {
                             float const (&x)[8], float* sums) const {
     if constexpr (Hook::kPaired > 0) {
       CUTE_UNROLL
-      for (int e = 0; e < 4 && paired; ++e) {
-        Hook::add_pair(params, at, pair(e, turn, x, nullptr), sums);
+      for (int e = 0; e < 4; ++e) {
+        if (paired) Hook::add_pair(params, at, pair(e, turn, x, nullptr), sums);
       }
     }
     if constexpr (Hook::kPaired < kColumns) {
       CUTE_UNROLL
-      for (int i = 0; i < 8 && !paired; ++i) {
+      for (int i = 0; i < 8; ++i) {
+        if (paired) continue;
         Hook::add_element(params, at, VectorElement{8 * unit + i, x[i], nullptr}, sums);
       }
     }
@@ -229,7 +230,8 @@ struct VectorUnit {
                          float const* sums, float (&x)[8]) const {
     if constexpr (Hook::kPaired > 0) {
       CUTE_UNROLL
-      for (int e = 0; e < 4 && paired; ++e) {
+      for (int e = 0; e < 4; ++e) {
+        if (!paired) continue;
         VectorPair const of = pair(e, turn, x, sums);
         x[first(e)] = Hook::first_of(params, at, of);
         x[second(e)] = Hook::second_of(params, at, of);
@@ -237,7 +239,8 @@ struct VectorUnit {
     }
     if constexpr (Hook::kPaired < kColumns) {
       CUTE_UNROLL
-      for (int i = 0; i < 8 && !paired; ++i) {
+      for (int i = 0; i < 8; ++i) {
+        if (paired) continue;
         x[i] = Hook::element_of(params, at, VectorElement{8 * unit + i, x[i], sums});
       }
     }
@@ -257,16 +260,19 @@ struct RowTurns<true> : FallingTurns {};
 
 // Passes rows of a tile of kColumns columns through a hook, by kThreads threads, whole warps, last
 // rows first. Where positions of rows that follow each other do so too, a row's turns come from
-// those of the thread's rows before; and a thread has kInWork rows in work, 1 or 2, and as many on
-// their way. kUnroll: how often the loop over them is written out.
-template <class Hook, class Layout, int kColumns, int kThreads, int kInWork, int kUnroll,
-          class Place, class Params, class TurnsOf>
+// those of the thread's rows before. A thread has kInWork rows in work, 1 or 2, and as many on
+// their way.
+template <class Hook, class Layout, int kColumns, int kThreads, int kInWork, class Place,
+          class Params, class TurnsOf>
 class RowTransform {
   using Share = VectorShare<kColumns, kThreads>;
   static constexpr int kRows = Share::kRows;
-  static constexpr int kStep = 2 * kInWork * kRows;  // rows in work and on their way, of all threads
+  static constexpr int kStep =
+      2 * kInWork * kRows;  // rows in work and on their way, of all threads
   static constexpr bool kFalling = Place::kConsecutive && Hook::kTurns && Hook::kFollows;
   static_assert(kRows % 8 == 0 || 8 % kRows == 0);
+
+  static constexpr int kNowhere = -0x7fffffff - 1;  // no position
 
   using Pieces = uint2[kInWork][2];
 
@@ -276,7 +282,7 @@ class RowTransform {
   VectorUnit<Hook, kColumns> own;
   int first_row;
   RowTurns<kFalling> ahead;
-  int below;  // position at which `ahead` may go on
+  int below = kNowhere;  // position at which `ahead` may go on
 
  public:
   // thread: which of the kThreads this is.
@@ -300,7 +306,6 @@ class RowTransform {
   // The same where tiles may lie below each other: of two, one starts.
   template <int kCount>
   CUTE_DEVICE void resume(Place at, Rows<kCount> rows) {
-    constexpr int kNowhere = -0x7fffffff - 1;
     if constexpr (kFalling && kCount % kStep == 0) {
       place = at;
       if (Hook::position_of(params, place(last_row(rows))) == below) {
@@ -321,7 +326,7 @@ class RowTransform {
     Pieces upper, lower;
     int begin = whole_steps(rows) - kStep;
     load<kUpper>(bytes, begin, rows, upper);
-#pragma unroll(kUnroll)
+    CUTE_NO_UNROLL
     for (; begin >= 0; begin -= kStep) {
       load<kLower>(bytes, begin, rows, lower);
       pass<kUpper, 0, Element>(bytes, begin, rows, upper);
@@ -335,16 +340,19 @@ class RowTransform {
   }
 
  private:
-  CUTE_DEVICE static constexpr int whole_steps(int rows) { return (rows + kStep - 1) / kStep * kStep; }
+  CUTE_DEVICE static constexpr int whole_steps(int rows) {
+    return (rows + kStep - 1) / kStep * kStep;
+  }
 
   // The thread's last row in whole steps.
   CUTE_DEVICE int last_row(int rows) const { return whole_steps(rows) - kRows + first_row; }
 
-  // Whether this thread has a unit of row first_row + begin.
+  // Whether this thread has a unit of row first_row + begin, which may be before the first row.
   template <class Count>
   CUTE_DEVICE bool has(int begin, Count rows) const {
     bool const has_unit = Share::kUnits == Share::kLanes || own.unit < Share::kUnits;
-    return has_unit && (is_whole(rows) || begin + first_row < rows);
+    return has_unit && (is_whole(rows) ||
+                        static_cast<unsigned>(begin + first_row) < static_cast<unsigned>(rows));
   }
   CUTE_DEVICE static constexpr bool is_whole(int) { return false; }
   template <int kCount>
@@ -403,8 +411,8 @@ class RowTransform {
       unpack_piece<Element>(pieces[i][1], x[i] + 4);
       if constexpr (Hook::kTurns && !kFalling) {
         CUTE_UNROLL
-        for (int e = 0; e < 4 && own.paired; ++e) {
-          looked_up[i][e] = turns.of(own.unit, e).at(Hook::position_of(params, at));
+        for (int e = 0; e < 4; ++e) {
+          if (own.paired) looked_up[i][e] = turns.of(own.unit, e).at(Hook::position_of(params, at));
         }
       }
       if constexpr (Hook::kSums > 0) {
@@ -443,10 +451,10 @@ class RowTransform {
 };
 
 // See RowTransform.
-template <class Hook, class Layout, int kColumns, int kThreads, int kInWork, int kUnroll,
-          class Place, class Params, class TurnsOf>
+template <class Hook, class Layout, int kColumns, int kThreads, int kInWork, class Place,
+          class Params, class TurnsOf>
 CUTE_DEVICE auto row_transform(Params const& params, TurnsOf const& turns, unsigned thread) {
-  return RowTransform<Hook, Layout, kColumns, kThreads, kInWork, kUnroll, Place, Params, TurnsOf>(
+  return RowTransform<Hook, Layout, kColumns, kThreads, kInWork, Place, Params, TurnsOf>(
       params, turns, opaque(thread));
 }
 
