@@ -139,12 +139,16 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     params = params_of(spec)
     vectors = vector_hooks(variant, spec.head_dim_qk, spec.head_dim_vo)
     copied = [("q_copied", "kStagesQ")] if vectors else []
-    copied += [(f"{x}_copied", "kStages") for x, role in _ROLE_OF.items() if role in vectors.roles]
-    landed = {x: f"{x}_copied" if (f"{x}_copied", n) in copied else f"{x}_full"
-              for x, n in (("q", "kStagesQ"), ("k", "kStages"), ("v", "kStages"))}  # fmt: skip
+    dims = (spec.head_dim_qk, spec.head_dim_vo)
+    stages_k = tiles.key_stages(tile, *dims, variant)
+    longer_k = stages_k > tile.stages
+    stages = {x: f"kStages{x.upper()}" if longer_k else "kStages" for x in _ROLE_OF}
+    copied += [(f"{x}_copied", stages[x]) for x, role in _ROLE_OF.items() if role in vectors.roles]
+    names = [name for name, _ in copied]
+    landed = {x: f"{x}_copied" if f"{x}_copied" in names else f"{x}_full" for x in "qkv"}
     gather, q_tma = spec.loader == "gather", q_by_tma(spec)
-    smem_bytes = tiles.smem_bytes(tile, spec.head_dim_qk, spec.head_dim_vo, variant)
-    q_bytes, k_bytes, v_bytes = tiles.tile_bytes(tile, spec.head_dim_qk, spec.head_dim_vo)
+    smem_bytes = tiles.smem_bytes(tile, *dims, variant)
+    q_bytes, k_bytes, v_bytes = tiles.tile_bytes(tile, *dims, variant)
     skips = variant.block_test is not None
     flat = flat_hooks(variant, mask=not variant.band_is_mask)
     flat_left, flat_right = cpp_band(flat.band, variant.scalars)
@@ -171,6 +175,12 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         vector_words=_in_words(vectors.roles),
         turns_of=lambda role: f"smem.{vectors.turns[role]}" if vectors.turns[role] else "NoTurns()",
         copied=copied,
+        stages_k=stages_k,
+        longer_k=longer_k,
+        in_k=stages["k"],
+        in_v=stages["v"],
+        in_ring_v=".v" if longer_k else "",
+        at={"k": "ring", "v": "ring.v" if longer_k else "ring"},
         landed=landed,
         transformer_registers=tiles.transformer_registers(tile) if vectors else 0,
         # Arrivals when Q, and K or V, have landed.

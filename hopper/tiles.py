@@ -140,8 +140,7 @@ _HOOK_KV = {
 # together. Two Q tiles, so that an item's queries are transformed before it begins. Keys per block:
 # what shared memory then holds.
 _VECTORS_KV = {(192, 128): 96, (192, 192): 80}
-# 40 + 72 + 2 * 200: cosine, sine and their strides of eight pairs are 32 registers. Rows that are
-# summed over before their pairs are turned spill up to 150 bytes with 72, 120 with 88: 104.
+# 40 + 72 + 2 * 200. Rows that are summed over before their pairs are turned take 104.
 _VECTORS = replace(_TWO_Q_TILES, threads=512, consumer_registers=200)
 _VECTORS_HEAVY = replace(_VECTORS, consumer_registers=184)
 # Registers beside the fragments, with hooks of scores and for such rows: of 44 some spill.
@@ -284,9 +283,12 @@ def smem_bytes(
     tile: Tile, head_dim_qk: int, head_dim_vo: int, variant: Variant | None = None
 ) -> int:
     """Dynamic shared memory of a block, in bytes."""
-    turns = 0 if variant is None else turns_bytes(variant, head_dim_qk, head_dim_vo)
-    rounded = -(-turns // 1024) * 1024
-    return sum(tile_bytes(tile, head_dim_qk, head_dim_vo)) + _BARRIER_BYTES + rounded
+    turns = 0 if variant is None else _turns_room(variant, head_dim_qk, head_dim_vo)
+    return sum(tile_bytes(tile, head_dim_qk, head_dim_vo, variant)) + _BARRIER_BYTES + turns
+
+
+def _turns_room(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> int:
+    return -(-turns_bytes(variant, head_dim_qk, head_dim_vo) // 1024) * 1024
 
 
 def consumers(tile: Tile, variant: Variant | None = None) -> int:
@@ -302,12 +304,14 @@ def transformer_registers(tile: Tile) -> int:
     return min(warpgroups * launched - others, launched)
 
 
-def tile_bytes(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> tuple[int, int, int]:
+def tile_bytes(
+    tile: Tile, head_dim_qk: int, head_dim_vo: int, variant: Variant | None = None
+) -> tuple[int, int, int]:
     """Bytes of all Q tiles, of the K ring and of the V ring."""
     qk, vo = padded_columns(head_dim_qk), padded_columns(head_dim_vo)
     return (
         tile.q_stages * SmemTile(tile.q, qk).bytes,
-        tile.stages * SmemTile(tile.kv, qk).bytes,
+        key_stages(tile, head_dim_qk, head_dim_vo, variant) * SmemTile(tile.kv, qk).bytes,
         tile.stages * SmemTile(tile.kv, vo).bytes,
     )
 
@@ -316,6 +320,19 @@ def bytes_in_flight(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> int:
     """Bytes of K and V that a block's copies have on their way while it computes on one stage of
     each."""
     return (tile.stages - 1) * tile.kv * (head_dim_qk + head_dim_vo) * 2
+
+
+def key_stages(
+    tile: Tile, head_dim_qk: int, head_dim_vo: int, variant: Variant | None = None
+) -> int:
+    """Depth of the K ring: one more than `tile.stages` where keys pass through a hook and shared
+    memory has the room, because a stage is then copied, transformed and read in turn."""
+    if variant is None or "key" not in variant.vector_hooks:
+        return tile.stages
+    more = SmemTile(tile.kv, padded_columns(head_dim_qk)).bytes
+    more += _turns_room(variant, head_dim_qk, head_dim_vo)
+    fits = smem_bytes(tile, head_dim_qk, head_dim_vo) + more <= SMEM_PER_BLOCK
+    return tile.stages + fits
 
 
 def fragment_registers(tile: Tile, head_dim_qk: int, head_dim_vo: int) -> int:

@@ -30,6 +30,7 @@ ELEMENTS = """
 #include <cstring>
 #include <cute/config.hpp>
 struct float2 { float x, y; };
+struct uint2 { unsigned x, y; };
 inline void sincospif(float x, float* s, float* c) { *s = sin(M_PI * x); *c = cos(M_PI * x); }
 inline float __sinf(float x) { return std::sin(x); }
 inline float __cosf(float x) { return std::cos(x); }
@@ -62,14 +63,20 @@ struct Groups {
   static constexpr int kChunkBytes = 1024;
 };
 static {{TURNS}} turns;
-extern "C" void run(Params const* params, void* tile, int rows, int b, int h, int first) {
+// Tiles behind each other, of positions that follow each other; last tile first.
+extern "C" void run(Params const* params, void* memory, int tiles, int rows, int b, int h, int at) {
   {{FILL}}
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < kHostThreads; ++i) {
     threads.emplace_back([=] {
       threadIdx.x = i;
-      transform_rows<{{HOOK}}, {{LAYOUT}}, {{COLUMNS}}, kHostThreads, {{CONSECUTIVE}}>(
-          *params, static_cast<bf16*>(tile), rows, i, turns, {{PLACES}});
+      auto transform = row_transform<{{HOOK}}, {{LAYOUT}}, {{COLUMNS}}, kHostThreads, {{IN_WORK}},
+                                     {{PLACE}}>(*params, turns, i);
+      for (int t = tiles - 1; t >= 0; --t) {
+        int const first = at + t * rows;
+        transform.{{START}};
+        transform.run(static_cast<bf16*>(memory) + t * {{ELEMENTS}}, {{ROWS}});
+      }
     });
   }
   for (auto& thread : threads) thread.join();
@@ -79,9 +86,16 @@ GROUP = 3  # query heads per KV head
 
 
 def library(
-    variant: Variant, role: str, tile: SmemTile, columns: int, threads: int, folder: Path
+    variant: Variant,
+    role: str,
+    tile: SmemTile,
+    columns: int,
+    threads: int,
+    folder: Path,
+    in_work: int = 1,
 ) -> tuple[Callable[..., Any], ParameterBlock]:
-    """The transform of a tile by `threads` threads, and the layout of its parameters."""
+    """The transform of tiles by `threads` threads, `in_work` rows of each at once, and the layout
+    of its parameters."""
     if COMPILER is None:
         pytest.skip("no C++ compiler")
     fields = tuple(Field(s.name, s.kind, s.comment) for s in variant.scalars)
@@ -99,10 +113,13 @@ def library(
         "HOOK": name,
         "LAYOUT": layout,
         "COLUMNS": str(columns),
-        "CONSECUTIVE": str(role != "query").lower(),
-        "PLACES": f"QueryPlaces<{GROUP}>{{b, h, 5, first}}"
+        "IN_WORK": str(in_work),
+        "PLACE": f"QueryPlaces<{GROUP}>" if role == "query" else "KeyPlaces",
+        "START": f"start(QueryPlaces<{GROUP}>{{b, h, 5, first}}, rows)"
         if role == "query"
-        else "KeyPlaces{b, h, first}",
+        else f"resume(KeyPlaces{{b, h, first}}, Rows<{tile.rows}>())",
+        "ROWS": "rows" if role == "query" else f"Rows<{tile.rows}>()",
+        "ELEMENTS": str(tile.rows * tile.columns),
     }
     warps = ", ".join("Barrier(32)" for _ in range(threads // 32))
     config = CONFIG.replace("= THREADS", f"= {threads}").replace("WARPS}", warps + "}")
@@ -160,18 +177,21 @@ CASES = [
     (qk_norm(), "key", SmemTile(32, 128), 112, 32),
     (SCALED, "value", SmemTile(64, 128, by_groups=True), 128, 128),
 ]
+LAST_ROWS = 3  # that a tile of queries lacks
 
 
+@pytest.mark.parametrize("in_work", [1, 2])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0].name}-{c[1]}-{c[3]}-{c[4]}")
-def test_the_tile_is_what_the_program_says(
-    case: tuple[Variant, str, SmemTile, int, int], tmp_path: Path
+def test_the_tiles_are_what_the_program_says(
+    case: tuple[Variant, str, SmemTile, int, int], in_work: int, tmp_path: Path
 ) -> None:
+    """Three tiles of keys: the second goes on where the first has ended, the third begins anew."""
     variant, role, tile, columns, threads = case
     rng = np.random.default_rng(columns)
-    run, block = library(variant, role, tile, columns, threads, tmp_path)
+    run, block = library(variant, role, tile, columns, threads, tmp_path, in_work)
     first, b, h = 100_003, 1, 2
     tensors = {
-        t.name: rng.integers(0, 1 << 17, (2, first + 200)).astype(np.int32)
+        t.name: rng.integers(0, 1 << 17, (2, first + 400)).astype(np.int32)
         if t.kind == "i32"
         else rng.standard_normal((16, columns)[2 - t.dims :]).astype(np.float32)
         for t in variant.tensors
@@ -184,22 +204,24 @@ def test_the_tile_is_what_the_program_says(
         fields.update({f"{name}_size_{i}": x.shape[i] for i in range(x.ndim)})
     params = block.structure(**fields)
 
-    rows = tile.rows - 3 if role == "query" else tile.rows
-    at = places(tile, columns)
-    memory = to_bf16(rng.standard_normal(tile.rows * tile.columns))
+    tiles = 1 if role == "query" else 3
+    rows = tile.rows - LAST_ROWS if role == "query" else tile.rows
+    at = places(tile, columns)[:rows]
+    at = np.concatenate([at + t * tile.rows * tile.columns for t in range(tiles)])
+    memory = to_bf16(rng.standard_normal(tiles * tile.rows * tile.columns))
     before = memory.copy()
-    run(ctypes.byref(params), memory.ctypes.data_as(ctypes.c_void_p), rows, b, h, first)
+    run(ctypes.byref(params), memory.ctypes.data_as(ctypes.c_void_p), tiles, rows, b, h, first)
 
-    packed = np.arange(rows)
-    head, pos = np.full(rows, h), first + packed
+    packed = np.arange(tiles * rows)
+    head, pos = np.full(packed.size, h), first + packed
     if role == "query":
         head, pos = h * GROUP + (5 + packed) % GROUP, first + (5 + packed) // GROUP
-    x = from_bf16(before[at[:rows]]).astype(np.float64)
+    x = from_bf16(before[at]).astype(np.float64)
     expected = variant.vector_hooks[role](x, b, head, pos, **values, **tensors)
-    got = from_bf16(memory[at[:rows]])
+    got = from_bf16(memory[at])
     np.testing.assert_allclose(got, expected, rtol=2**-8, atol=2e-5)
     untouched = np.ones(memory.size, bool)
-    untouched[at[:rows]] = False
+    untouched[at] = False
     assert np.array_equal(memory[untouched], before[untouched])
 
 

@@ -13,8 +13,10 @@ from cute_attn.hopper.tiles import (
     default_tile,
     fragment_registers,
     head_dims,
+    key_stages,
     long_keys,
     smem_bytes,
+    tile_bytes,
     tile_reasons,
     transformer_registers,
 )
@@ -66,6 +68,17 @@ def test_transformers_have_what_the_others_leave() -> None:
     tile = replace(tile, consumer_registers=232)
     assert any("registers after setmaxnreg" in x for x in tile_reasons(tile, 128, 128, variant))
     assert any("with vector hooks one transforms" in x for x in tile_reasons(tile, 128, 128))
+
+
+def test_keys_that_are_transformed_have_a_longer_ring() -> None:
+    """Where shared memory has the room; the kernel says so."""
+    for dims, stages in (((128, 128), 3), ((64, 64), 3), ((192, 192), 2), ((256, 256), 3)):
+        tile = default_tile(*dims, "ragged", causal() & rope())
+        assert tile is not None and tile.stages == 2
+        assert key_stages(tile, *dims, causal() & rope()) == stages
+        assert key_stages(tile, *dims, causal()) == 2
+        assert tile_bytes(tile, *dims, rope())[1] * 2 == stages * tile_bytes(tile, *dims)[1]
+        assert tile_reasons(tile, *dims, causal() & rope()) == []
 
 
 def test_queries_stay_in_registers_where_it_pays() -> None:

@@ -1,9 +1,9 @@
 // Rows of a swizzled shared-memory tile through a variant's hook, in place.
 //
 // The generated hook is made of functions of a pair of elements, or of an element in no pair. A
-// thread takes of a row two pieces of 16 bytes, a *unit*: elements [8 u, 8 u + 8) and their
-// partners where pairs are halves, else elements [16 u, 16 u + 16). In both cases the unit's pairs
-// are 8 u to 8 u + 7. Threads keep their unit from row to row.
+// thread takes of a row two pieces of 8 bytes, a *unit*: elements [4 u, 4 u + 4) and their partners
+// where pairs are halves, else elements [8 u, 8 u + 8). In both cases the unit's pairs are 4 u to
+// 4 u + 3. Threads keep their unit from row to row.
 #pragma once
 
 #include <cute_attn/elements.hpp>
@@ -61,6 +61,7 @@ CUTE_DEVICE int turn_position(Params const& params, VectorPlace at, int pair) {
 
 // Rows of one KV head from key `first` on.
 struct KeyPlaces {
+  static constexpr bool kConsecutive = true;  // positions
   int b;
   int h;
   int first;  // its position
@@ -70,6 +71,7 @@ struct KeyPlaces {
 // Packed query rows from row `first` of a request and KV head on.
 template <int kGroup>
 struct QueryPlaces {
+  static constexpr bool kConsecutive = false;
   int b;
   int kv_head;
   int first;
@@ -90,24 +92,45 @@ struct Chunks {
 // How kThreads threads share rows of kColumns elements.
 template <int kColumns, int kThreads>
 struct VectorShare {
-  static constexpr int kUnits = kColumns / 16;
-  static constexpr int kLanes = kUnits <= 4 ? 4 : kUnits <= 8 ? 8 : 16;  // of a row; some idle
-  static constexpr int kRows = kThreads / kLanes;                        // at a time
+  static constexpr int kUnits = kColumns / 8;
+  static constexpr int kLanes = kUnits <= 8 ? 8 : kUnits <= 16 ? 16 : 32;  // of a row; some idle
+  static constexpr int kRows = kThreads / kLanes;                          // at a time
   static_assert(kColumns % 16 == 0 && kUnits <= kLanes && kRows >= 1);
 };
 
+// How a pair is turned: how far from a position to the next, in units of 2^-64 of a turn (a signed
+// low word and the high word that goes with it), and the turn from a row of a thread to its next.
+struct alignas(16) PairTurn {
+  int low;
+  int high;
+  float2 stride;  // cosine, sine
+
+  // The turn at a position. Of the product, the upper word is an angle in half turns: whole turns
+  // have dropped out.
+  CUTE_DEVICE float2 at(int position) const {
+    constexpr float kRadians = 3.14159265358979f * 0x1p-31f;
+    auto const whole = static_cast<unsigned>(high) * static_cast<unsigned>(position);
+    auto const rest = static_cast<unsigned>(static_cast<long long>(low) * position >> 32);
+    float const angle = static_cast<int>(whole + rest) * kRadians;
+    return {__cosf(angle), __sinf(angle)};  // within [-pi, pi]: to 2^-21
+  }
+};
+
+CUTE_DEVICE float2 turned(float2 x, float2 by) {
+  return {x.x * by.x - x.y * by.y, x.y * by.x + x.x * by.y};
+}
+
 struct NoTurns {};
 
-// The turns of a hook's pairs: how far from a position to the next, to 2^-64 of a turn, and cosine
-// and sine of the turn from a row of a thread to its next. Computed once in a launch.
+// The turns of a hook's pairs. Computed once in a launch.
 template <class Hook>
 struct Turns {
   static constexpr int kPairs = Hook::kPaired / 2;
-  unsigned long long step[kPairs];
-  float2 stride[kPairs];
+  PairTurn pairs[kPairs];
 
   // Lanes of a row read neighbours.
-  CUTE_DEVICE static int place(int unit, int e) { return e * (kPairs / 8) + unit; }
+  CUTE_DEVICE static int place(int unit, int e) { return e * (kPairs / 4) + unit; }
+  CUTE_DEVICE PairTurn const& of(int unit, int e) const { return pairs[place(unit, e)]; }
 
   // rows: from a row of a thread to its next.
   template <class Params>
@@ -115,43 +138,59 @@ struct Turns {
     constexpr double kTurnsPerRadian = 0.15915494309189533577;
     for (int pair = thread; pair < kPairs; pair += threads) {
       double const turns = Hook::frequency_of(params, pair) * kTurnsPerRadian;
-      long long const fraction = __double2ll_rn((turns - rint(turns)) * 0x1p64);
-      int const at = place(pair / 8, pair % 8);
-      step[at] = static_cast<unsigned long long>(fraction);
+      long long const step = __double2ll_rn((turns - rint(turns)) * 0x1p64);
+      PairTurn& to = pairs[place(pair / 4, pair % 4)];
+      to.low = static_cast<int>(step);
+      to.high = static_cast<int>((step - to.low) >> 32);
       float2 turn;
-      sincospif(half_turns(rows, step[at]), &turn.y, &turn.x);
-      stride[at] = turn;
+      sincospif(half_turns(rows, static_cast<unsigned long long>(step)), &turn.y, &turn.x);
+      to.stride = turn;
+    }
+  }
+};
+
+// The turns of a unit's pairs in two rows of a thread, last row first, where its rows are at one
+// distance d from each other: t(n + 1) = 2 cos(d) t(n) - t(n - 1), of cosines and of sines. What
+// is rounded grows with the square of the rows since `start`: to 2^-15 at 32 rows, of 8 positions.
+struct FallingTurns {
+  float2 row[2][4];
+  float twice[4];
+
+  template <class TurnsOf>
+  CUTE_DEVICE void start(TurnsOf const& turns, int unit, int position) {
+    CUTE_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      PairTurn const pair = turns.of(unit, e);
+      row[0][e] = pair.at(position);
+      row[1][e] = turned(row[0][e], {pair.stride.x, -pair.stride.y});
+      twice[e] = 2.f * pair.stride.x;
     }
   }
 
-  // Cosine and sine of a unit's pairs.
-  template <class Params>
-  CUTE_DEVICE void at(Params const& params, VectorPlace row, int unit, float2 (&turn)[8]) const {
-    constexpr float kPi = 3.14159265358979f;
+  CUTE_DEVICE void advance() {
     CUTE_UNROLL
-    for (int e = 0; e < 8; ++e) {
-      int const position = turn_position<Hook>(params, row, 8 * unit + e);
-      float const angle = half_turns(position, step[place(unit, e)]) * kPi;
-      turn[e] = {__cosf(angle), __sinf(angle)};  // within [-pi, pi]: to 2^-21
+    for (int i = 0; i < 2; ++i) {
+      CUTE_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        float2 const before = row[i][e], last = row[1 - i][e];
+        row[i][e] = {twice[e] * last.x - before.x, twice[e] * last.y - before.y};
+      }
     }
   }
 };
 
 template <class Element>
-CUTE_DEVICE void unpack_piece(uint4 piece, float* to) {
-  uint32_t const words[4] = {piece.x, piece.y, piece.z, piece.w};
-  CUTE_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    float2 const two = unpack<Element>(words[i]);
-    to[2 * i] = two.x;
-    to[2 * i + 1] = two.y;
-  }
+CUTE_DEVICE void unpack_piece(uint2 piece, float* to) {
+  float2 const low = unpack<Element>(piece.x), high = unpack<Element>(piece.y);
+  to[0] = low.x;
+  to[1] = low.y;
+  to[2] = high.x;
+  to[3] = high.y;
 }
 
 template <class Element>
-CUTE_DEVICE uint4 pack_piece(float const* from) {
-  return {pack<Element>(from[0], from[1]), pack<Element>(from[2], from[3]),
-          pack<Element>(from[4], from[5]), pack<Element>(from[6], from[7])};
+CUTE_DEVICE uint2 pack_piece(float const* from) {
+  return {pack<Element>(from[0], from[1]), pack<Element>(from[2], from[3])};
 }
 
 // One thread's unit of rows.
@@ -162,46 +201,48 @@ struct VectorUnit {
 
   CUTE_DEVICE explicit VectorUnit(int unit)
       : unit(unit),
-        paired(Hook::kPaired == kColumns || (Hook::kPaired > 0 && unit < Hook::kPaired / 16)) {}
+        paired(Hook::kPaired == kColumns || (Hook::kPaired > 0 && unit < Hook::kPaired / 8)) {}
 
   // The places of its two pieces in a row, in pieces.
   CUTE_DEVICE int piece(int second) const {
-    if (Hook::kHalves && paired) return unit + second * (Hook::kPaired / 16);
+    if (Hook::kHalves && paired) return unit + second * (Hook::kPaired / 8);
     return 2 * unit + second;
   }
 
   // Where in the unit the elements of pair e are.
   CUTE_DEVICE static constexpr int first(int e) { return Hook::kHalves ? e : 2 * e; }
-  CUTE_DEVICE static constexpr int second(int e) { return Hook::kHalves ? 8 + e : 2 * e + 1; }
+  CUTE_DEVICE static constexpr int second(int e) { return Hook::kHalves ? 4 + e : 2 * e + 1; }
 
-  CUTE_DEVICE VectorPair pair(int e, float2 const (&turn)[8], float const (&x)[16],
+  CUTE_DEVICE VectorPair pair(int e, float2 const (&turn)[4], float const (&x)[8],
                               float const* sums) const {
-    return {8 * unit + e, x[first(e)], x[second(e)], turn[e].x, turn[e].y, sums};
+    return {4 * unit + e, x[first(e)], x[second(e)], turn[e].x, turn[e].y, sums};
   }
 
   template <class Params>
-  CUTE_DEVICE void add_sums(Params const& params, VectorPlace at, float2 const (&turn)[8],
-                            float const (&x)[16], float* sums) const {
+  CUTE_DEVICE void add_sums(Params const& params, VectorPlace at, float2 const (&turn)[4],
+                            float const (&x)[8], float* sums) const {
     if constexpr (Hook::kPaired > 0) {
       CUTE_UNROLL
-      for (int e = 0; e < 8 && paired; ++e) {
-        Hook::add_pair(params, at, pair(e, turn, x, nullptr), sums);
+      for (int e = 0; e < 4; ++e) {
+        if (paired) Hook::add_pair(params, at, pair(e, turn, x, nullptr), sums);
       }
     }
     if constexpr (Hook::kPaired < kColumns) {
       CUTE_UNROLL
-      for (int i = 0; i < 16 && !paired; ++i) {
-        Hook::add_element(params, at, VectorElement{16 * unit + i, x[i], nullptr}, sums);
+      for (int i = 0; i < 8; ++i) {
+        if (paired) continue;
+        Hook::add_element(params, at, VectorElement{8 * unit + i, x[i], nullptr}, sums);
       }
     }
   }
 
   template <class Params>
-  CUTE_DEVICE void apply(Params const& params, VectorPlace at, float2 const (&turn)[8],
-                         float const* sums, float (&x)[16]) const {
+  CUTE_DEVICE void apply(Params const& params, VectorPlace at, float2 const (&turn)[4],
+                         float const* sums, float (&x)[8]) const {
     if constexpr (Hook::kPaired > 0) {
       CUTE_UNROLL
-      for (int e = 0; e < 8 && paired; ++e) {
+      for (int e = 0; e < 4; ++e) {
+        if (!paired) continue;
         VectorPair const of = pair(e, turn, x, sums);
         x[first(e)] = Hook::first_of(params, at, of);
         x[second(e)] = Hook::second_of(params, at, of);
@@ -209,87 +250,225 @@ struct VectorUnit {
     }
     if constexpr (Hook::kPaired < kColumns) {
       CUTE_UNROLL
-      for (int i = 0; i < 16 && !paired; ++i) {
-        x[i] = Hook::element_of(params, at, VectorElement{16 * unit + i, x[i], sums});
+      for (int i = 0; i < 8; ++i) {
+        if (paired) continue;
+        x[i] = Hook::element_of(params, at, VectorElement{8 * unit + i, x[i], sums});
       }
     }
   }
 };
 
-// Passes rows [0, rows) of a tile of kColumns columns through a hook, by kThreads threads, whole
-// warps, of which this is `thread`. No thread may still write the tile, and none read it before all
-// are done: that is the caller's to see to.
-//
-// place(row): the row's VectorPlace. kConsecutive: positions of rows that follow each other do so
-// too; then a row's turns come from those of the thread's row before, by a complex multiplication.
-// kCompact: what is the same for all rows is read again, for registers that are scarce.
-template <class Hook, class Layout, int kColumns, int kThreads, bool kConsecutive,
-          bool kCompact = false, class Params, class Element, class TurnsOf, class Place>
-CUTE_DEVICE void transform_rows(Params const& params, Element* tile, int rows, int thread,
-                                TurnsOf const& turns, Place place) {
+// A number of rows that is known when it is compiled.
+template <int kCount>
+struct Rows {
+  CUTE_DEVICE constexpr operator int() const { return kCount; }
+};
+
+template <bool kFalling>
+struct RowTurns {};  // each row has its own
+template <>
+struct RowTurns<true> : FallingTurns {};
+
+// Passes rows of a tile of kColumns columns through a hook, by kThreads threads, whole warps, last
+// rows first. Where positions of rows that follow each other do so too, a row's turns come from
+// those of the thread's rows before. A thread has kInWork rows in work, 1 or 2, and as many on
+// their way.
+template <class Hook, class Layout, int kColumns, int kThreads, int kInWork, class Place,
+          class Params, class TurnsOf>
+class RowTransform {
   using Share = VectorShare<kColumns, kThreads>;
-  constexpr bool kByStrides = kConsecutive && Hook::kTurns && Hook::kFollows;
-  thread = static_cast<int>(opaque(static_cast<unsigned>(thread)));  // kept for no later call
-  VectorUnit<Hook, kColumns> own(thread % Share::kLanes);
-  int const first_row = thread / Share::kLanes;
-  bool const has_unit = Share::kUnits == Share::kLanes || own.unit < Share::kUnits;
-  float2 turn[8], stride[8];
-  if constexpr (kByStrides) {
-    if (own.paired) {
-      turns.at(params, place(first_row), own.unit, turn);
-      CUTE_UNROLL
-      for (int e = 0; e < 8 && !kCompact; ++e) stride[e] = turns.stride[turns.place(own.unit, e)];
+  static constexpr int kRows = Share::kRows;
+  static constexpr int kStep =
+      2 * kInWork * kRows;  // rows in work and on their way, of all threads
+  static constexpr bool kFalling = Place::kConsecutive && Hook::kTurns && Hook::kFollows;
+  static_assert(kRows % 8 == 0 || 8 % kRows == 0);
+
+  static constexpr int kNowhere = -0x7fffffff - 1;  // no position
+
+  using Pieces = uint2[kInWork][2];
+
+  Params const& params;
+  TurnsOf const& turns;
+  Place place;
+  VectorUnit<Hook, kColumns> own;
+  int first_row;
+  RowTurns<kFalling> ahead;
+  int below = kNowhere;  // position at which `ahead` may go on
+
+ public:
+  // thread: which of the kThreads this is.
+  CUTE_DEVICE RowTransform(Params const& params, TurnsOf const& turns, unsigned thread)
+      : params(params),
+        turns(turns),
+        own(static_cast<int>(thread % Share::kLanes)),
+        first_row(static_cast<int>(thread / Share::kLanes)) {}
+
+  // What can be done before rows [0, rows) of a tile are there. at(row): the row's VectorPlace.
+  template <class Count>
+  CUTE_DEVICE void start(Place at, Count rows) {
+    place = at;
+    if constexpr (kFalling) {
+      int const position = Hook::position_of(params, place(last_row(rows)));
+      if (own.paired) ahead.start(turns, own.unit, position);
+      below = position - rows;
     }
   }
-#pragma unroll 1
-  for (int begin = 0; begin < rows; begin += Share::kRows) {
-    int const row = begin + first_row;
-    if constexpr (kCompact) own.unit = static_cast<int>(opaque(static_cast<unsigned>(own.unit)));
-    bool const valid = has_unit && row < rows;
-    VectorPlace const at = place(row);
-    uint4* piece[2];
+
+  // The same where tiles may lie below each other: of two, one starts.
+  template <int kCount>
+  CUTE_DEVICE void resume(Place at, Rows<kCount> rows) {
+    if constexpr (kFalling && kCount % kStep == 0) {
+      place = at;
+      if (Hook::position_of(params, place(last_row(rows))) == below) {
+        ahead.advance();
+        below = kNowhere;
+        return;
+      }
+    }
+    start(at, rows);
+  }
+
+  // Rows [0, rows), in place, behind start or resume. No thread may still write the tile, and none
+  // read it before all are done: that is the caller's to see to.
+  template <class Element, class Count>
+  CUTE_DEVICE void run(Element* tile, Count rows) {
+    constexpr int kUpper = kStep - kRows, kLower = kStep / 2 - kRows;  // last of both halves
+    char* const bytes = reinterpret_cast<char*>(tile);
+    Pieces upper, lower;
+    int begin = whole_steps(rows) - kStep;
+    load<kUpper>(bytes, begin, rows, upper);
+    CUTE_NO_UNROLL
+    for (; begin >= 0; begin -= kStep) {
+      load<kLower>(bytes, begin, rows, lower);
+      pass<kUpper, 0, Element>(bytes, begin, rows, upper);
+      if constexpr (kFalling && kInWork == 2) ahead.advance();
+      if (begin > 0) load<kUpper>(bytes, begin - kStep, rows, upper);
+      pass<kLower, 2 - kInWork, Element>(bytes, begin, rows, lower);
+      if constexpr (kFalling) {
+        if (begin > 0) ahead.advance();
+      }
+    }
+  }
+
+ private:
+  CUTE_DEVICE static constexpr int whole_steps(int rows) {
+    return (rows + kStep - 1) / kStep * kStep;
+  }
+
+  // The thread's last row in whole steps.
+  CUTE_DEVICE int last_row(int rows) const { return whole_steps(rows) - kRows + first_row; }
+
+  // Whether this thread has a unit of row first_row + begin, which may be before the first row.
+  template <class Count>
+  CUTE_DEVICE bool has(int begin, Count rows) const {
+    bool const has_unit = Share::kUnits == Share::kLanes || own.unit < Share::kUnits;
+    return has_unit && (is_whole(rows) ||
+                        static_cast<unsigned>(begin + first_row) < static_cast<unsigned>(rows));
+  }
+  CUTE_DEVICE static constexpr bool is_whole(int) { return false; }
+  template <int kCount>
+  CUTE_DEVICE static constexpr bool is_whole(Rows<kCount>) {
+    return kCount % kStep == 0;
+  }
+
+  // Where a piece of row first_row + kRow + begin is; begin is a multiple of kStep, kRow of kRows.
+  // Rows of eight differ in the swizzle, groups of eight do not.
+  template <int kRow>
+  CUTE_DEVICE int offset(int second, int begin) const {
+    int const number = own.piece(second);
+    int const first = number / 16 * Layout::kChunkBytes + first_row / 8 * Layout::kGroupBytes +
+                      first_row % 8 * 128 + ((number / 2 ^ first_row) & 7) * 16 + number % 2 * 8;
+    int const in_group = kStep % 8 == 0 ? kRow % 8 : (begin + kRow) & 7;
+    int const groups = (begin + kRow - in_group) * (Layout::kGroupBytes / 8);
+    return (first ^ in_group * 16) + groups + in_group * 128;
+  }
+
+  // Rows in work: the thread's row from kRow + begin on, and those before it.
+  template <int kRow, class Count>
+  CUTE_DEVICE void load(char const* tile, int begin, Count rows, Pieces& pieces) const {
+    load_row<kRow>(tile, begin, rows, pieces[0]);
+    if constexpr (kInWork == 2) load_row<kRow - kRows>(tile, begin, rows, pieces[1]);
+  }
+  template <int kRow, class Count>
+  CUTE_DEVICE void load_row(char const* tile, int begin, Count rows, uint2 (&pieces)[2]) const {
+    if (!has(kRow + begin, rows)) return;
     CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      int const number = own.piece(i);
-      int const bytes = number / 8 * Layout::kChunkBytes + row / 8 * Layout::kGroupBytes +
-                        row % 8 * 128 + ((number ^ row) & 7) * 16;
-      piece[i] = reinterpret_cast<uint4*>(reinterpret_cast<char*>(tile) + bytes);
-    }
-    float x[16];
-    if (valid) {
-      unpack_piece<Element>(*piece[0], x);
-      unpack_piece<Element>(*piece[1], x + 8);
-      if constexpr (Hook::kTurns && !kByStrides) {
-        if (own.paired) {
-          turns.at(params, at, own.unit, turn);
-        }
-      }
-    }
-    float sums[Hook::kSums > 0 ? Hook::kSums : 1] = {};
-    if constexpr (Hook::kSums > 0) {
-      if (valid) own.add_sums(params, at, turn, x, sums);
-      CUTE_UNROLL
-      for (int k = 0; k < Hook::kSums; ++k) {
-        CUTE_UNROLL
-        for (int lane = 1; lane < Share::kLanes; lane *= 2) {
-          sums[k] += __shfl_xor_sync(0xffffffffu, sums[k], lane);
-        }
-      }
-    }
-    if (valid) {
-      own.apply(params, at, turn, sums, x);
-      *piece[0] = pack_piece<Element>(x);
-      *piece[1] = pack_piece<Element>(x + 8);
-    }
-    if constexpr (kByStrides) {
-      CUTE_UNROLL
-      for (int e = 0; e < 8; ++e) {
-        float2 const now = turn[e];
-        float2 const by = kCompact ? turns.stride[turns.place(own.unit, e)] : stride[e];
-        turn[e] = {now.x * by.x - now.y * by.y, now.y * by.x + now.x * by.y};
-      }
+    for (int k = 0; k < 2; ++k) {
+      pieces[k] = *reinterpret_cast<uint2 const*>(tile + offset<kRow>(k, begin));
     }
   }
+
+  template <int kRow, class Element, class Count>
+  CUTE_DEVICE void store_row(char* tile, int begin, Count rows, float const (&x)[8]) const {
+    if (!has(kRow + begin, rows)) return;
+    CUTE_UNROLL
+    for (int k = 0; k < 2; ++k) {
+      *reinterpret_cast<uint2*>(tile + offset<kRow>(k, begin)) = pack_piece<Element>(x + 4 * k);
+    }
+  }
+
+  // The hook itself, on the rows in work. kFirst: of which turns the first one's are.
+  template <int kRow, int kFirst, class Element, class Count>
+  CUTE_DEVICE void pass(char* tile, int begin, Count rows, Pieces const& pieces) {
+    constexpr int kSums = Hook::kSums > 0 ? Hook::kSums : 1;
+    float x[kInWork][8], sums[kInWork][kSums] = {};
+    float2 looked_up[kInWork][4];
+    CUTE_UNROLL
+    for (int i = 0; i < kInWork; ++i) {
+      int const row = kRow - i * kRows + begin;
+      if (!has(row, rows)) continue;
+      VectorPlace const at = place(row + first_row);
+      unpack_piece<Element>(pieces[i][0], x[i]);
+      unpack_piece<Element>(pieces[i][1], x[i] + 4);
+      if constexpr (Hook::kTurns && !kFalling) {
+        CUTE_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          if (!own.paired) continue;
+          int const position = turn_position<Hook>(params, at, 4 * own.unit + e);
+          looked_up[i][e] = turns.of(own.unit, e).at(position);
+        }
+      }
+      if constexpr (Hook::kSums > 0) {
+        own.add_sums(params, at, turn<kFirst>(i, looked_up), x[i], sums[i]);
+      }
+    }
+    CUTE_UNROLL
+    for (int lane = 1; lane < Share::kLanes && Hook::kSums > 0; lane *= 2) {
+      CUTE_UNROLL
+      for (int i = 0; i < kInWork; ++i) {
+        CUTE_UNROLL
+        for (int k = 0; k < kSums; ++k) {
+          sums[i][k] += __shfl_xor_sync(0xffffffffu, sums[i][k], lane);
+        }
+      }
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kInWork; ++i) {
+      int const row = kRow - i * kRows + begin;
+      if (!has(row, rows)) continue;
+      own.apply(params, place(row + first_row), turn<kFirst>(i, looked_up), sums[i], x[i]);
+    }
+    store_row<kRow, Element>(tile, begin, rows, x[0]);
+    if constexpr (kInWork == 2) store_row<kRow - kRows, Element>(tile, begin, rows, x[1]);
+  }
+
+  // Turns of row i of those in work.
+  template <int kFirst>
+  CUTE_DEVICE float2 const (&turn(int i, float2 const (&looked_up)[kInWork][4]) const)[4] {
+    if constexpr (kFalling) {
+      return ahead.row[kFirst + i];
+    } else {
+      return looked_up[i];
+    }
+  }
+};
+
+// See RowTransform.
+template <class Hook, class Layout, int kColumns, int kThreads, int kInWork, class Place,
+          class Params, class TurnsOf>
+CUTE_DEVICE auto row_transform(Params const& params, TurnsOf const& turns, unsigned thread) {
+  return RowTransform<Hook, Layout, kColumns, kThreads, kInWork, Place, Params, TurnsOf>(
+      params, turns, opaque(thread));
 }
 
 }  // namespace cute_attn
