@@ -178,8 +178,8 @@ def tiles(
     if schedule != DECODE:
         step = max(16, tile.threads // 8)  # rows that are copied at once
         if (heavy or turns) and register_budget(schedule, tile, head_dim).total > 200:
-            most = head_dim == 128 or (arch, head_dim) == ("sm_90", 256)
-            steps = 2 if heavy and most else 1
+            wide = head_dim == 128 or (arch, head_dim) == ("sm_90", 256)
+            steps = 2 if heavy and wide else 1
             tile = replace(tile, kv=tile.kv - steps * step)  # of 255; else up to 220 bytes spill
         while turns and not _fits(arch, schedule, tile, head_dim, turns) and tile.kv > step:
             tile = replace(tile, kv=tile.kv - step)
