@@ -52,7 +52,7 @@ def emit_tile(spec: KernelSpec) -> GeneratedKernel:
             "step": "--n",
             "copy_keys": "kTileKV",
             "pages": "CompactBlockPages",
-            "rows_in_work": 1,  # in hooks: beside the output there are few registers
+            "rows_in_work": 0,  # in hooks: beside the output there are few registers
             "copy_threads": "kThreads",
             "copy_thread": "opaque(threadIdx.x)",
             "softmax": "OnlineSoftmax" if spec.variant.softmax else "ScoreWeights",

@@ -177,8 +177,9 @@ def tiles(
     tile = tile_row(arch, schedule, head_dim).tile
     if schedule != DECODE:
         step = max(16, tile.threads // 8)  # rows that are copied at once
-        if heavy and register_budget(schedule, tile, head_dim).total > 200:
-            steps = 2 if head_dim == 128 or (arch, head_dim) == ("sm_90", 256) else 1
+        if (heavy or turns) and register_budget(schedule, tile, head_dim).total > 200:
+            wide = head_dim == 128 or (arch, head_dim) == ("sm_90", 256)
+            steps = 2 if heavy and wide else 1
             tile = replace(tile, kv=tile.kv - steps * step)  # of 255; else up to 220 bytes spill
         while turns and not _fits(arch, schedule, tile, head_dim, turns) and tile.kv > step:
             tile = replace(tile, kv=tile.kv - step)

@@ -180,7 +180,7 @@ CASES = [
 LAST_ROWS = 3  # that a tile of queries lacks
 
 
-@pytest.mark.parametrize("in_work", [1, 2])
+@pytest.mark.parametrize("in_work", [0, 1, 2])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0].name}-{c[1]}-{c[3]}-{c[4]}")
 def test_the_tiles_are_what_the_program_says(
     case: tuple[Variant, str, SmemTile, int, int], in_work: int, tmp_path: Path

@@ -179,6 +179,26 @@ struct FallingTurns {
   }
 };
 
+// The same of one row, in fewer registers: the way to the next is read again for each.
+struct StridingTurns {
+  float2 row[1][4];
+
+  template <class TurnsOf>
+  CUTE_DEVICE void start(TurnsOf const& turns, int unit, int position) {
+    CUTE_UNROLL
+    for (int e = 0; e < 4; ++e) row[0][e] = turns.of(unit, e).at(position);
+  }
+
+  template <class TurnsOf>
+  CUTE_DEVICE void advance(TurnsOf const& turns, int unit) {
+    CUTE_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      float2 const stride = turns.of(unit, e).stride;
+      row[0][e] = turned(row[0][e], {stride.x, -stride.y});
+    }
+  }
+};
+
 template <class Element>
 CUTE_DEVICE void unpack_piece(uint2 piece, float* to) {
   float2 const low = unpack<Element>(piece.x), high = unpack<Element>(piece.y);
@@ -264,35 +284,39 @@ struct Rows {
   CUTE_DEVICE constexpr operator int() const { return kCount; }
 };
 
-template <bool kFalling>
+template <bool kFalling, bool kCompact>
 struct RowTurns {};  // each row has its own
 template <>
-struct RowTurns<true> : FallingTurns {};
+struct RowTurns<true, false> : FallingTurns {};
+template <>
+struct RowTurns<true, true> : StridingTurns {};
 
 // Passes rows of a tile of kColumns columns through a hook, by kThreads threads, whole warps, last
 // rows first. Where positions of rows that follow each other do so too, a row's turns come from
 // those of the thread's rows before. A thread has kInWork rows in work, 1 or 2, and as many on
-// their way.
+// their way; 0: one and none, for registers that are scarce.
 template <class Hook, class Layout, int kColumns, int kThreads, int kInWork, class Place,
           class Params, class TurnsOf>
 class RowTransform {
   using Share = VectorShare<kColumns, kThreads>;
   static constexpr int kRows = Share::kRows;
+  static constexpr bool kCompact = kInWork == 0;
+  static constexpr int kHeld = kCompact ? 1 : kInWork;
   static constexpr int kStep =
-      2 * kInWork * kRows;  // rows in work and on their way, of all threads
+      (kCompact ? 1 : 2 * kInWork) * kRows;  // of all threads, with those on their way
   static constexpr bool kFalling = Place::kConsecutive && Hook::kTurns && Hook::kFollows;
   static_assert(kRows % 8 == 0 || 8 % kRows == 0);
 
   static constexpr int kNowhere = -0x7fffffff - 1;  // no position
 
-  using Pieces = uint2[kInWork][2];
+  using Pieces = uint2[kHeld][2];
 
   Params const& params;
   TurnsOf const& turns;
   Place place;
   VectorUnit<Hook, kColumns> own;
   int first_row;
-  RowTurns<kFalling> ahead;
+  RowTurns<kFalling, kCompact> ahead;
   int below = kNowhere;  // position at which `ahead` may go on
 
  public:
@@ -317,7 +341,7 @@ class RowTransform {
   // The same where tiles may lie below each other: of two, one starts.
   template <int kCount>
   CUTE_DEVICE void resume(Place at, Rows<kCount> rows) {
-    if constexpr (kFalling && kCount % kStep == 0) {
+    if constexpr (kFalling && !kCompact && kCount % kStep == 0) {
       place = at;
       if (Hook::position_of(params, place(last_row(rows))) == below) {
         ahead.advance();
@@ -332,8 +356,30 @@ class RowTransform {
   // read it before all are done: that is the caller's to see to.
   template <class Element, class Count>
   CUTE_DEVICE void run(Element* tile, Count rows) {
-    constexpr int kUpper = kStep - kRows, kLower = kStep / 2 - kRows;  // last of both halves
     char* const bytes = reinterpret_cast<char*>(tile);
+    if constexpr (kCompact) {
+      run_compact<Element>(bytes, rows);
+    } else {
+      run_ahead<Element>(bytes, rows);
+    }
+  }
+
+ private:
+  template <class Element, class Count>
+  CUTE_DEVICE void run_compact(char* bytes, Count rows) {
+    CUTE_NO_UNROLL
+    for (int begin = whole_steps(rows) - kStep; begin >= 0; begin -= kStep) {
+      own.unit = static_cast<int>(opaque(static_cast<unsigned>(own.unit)));
+      Pieces pieces = {};
+      load<0>(bytes, begin, rows, pieces);
+      pass<0, 0, Element>(bytes, begin, rows, pieces);
+      if constexpr (kFalling) ahead.advance(turns, own.unit);
+    }
+  }
+
+  template <class Element, class Count>
+  CUTE_DEVICE void run_ahead(char* bytes, Count rows) {
+    constexpr int kUpper = kStep - kRows, kLower = kStep / 2 - kRows;  // last of both halves
     Pieces upper, lower;
     int begin = whole_steps(rows) - kStep;
     load<kUpper>(bytes, begin, rows, upper);
@@ -350,7 +396,6 @@ class RowTransform {
     }
   }
 
- private:
   CUTE_DEVICE static constexpr int whole_steps(int rows) {
     return (rows + kStep - 1) / kStep * kStep;
   }
@@ -411,10 +456,10 @@ class RowTransform {
   template <int kRow, int kFirst, class Element, class Count>
   CUTE_DEVICE void pass(char* tile, int begin, Count rows, Pieces const& pieces) {
     constexpr int kSums = Hook::kSums > 0 ? Hook::kSums : 1;
-    float x[kInWork][8], sums[kInWork][kSums] = {};
-    float2 looked_up[kInWork][4];
+    float x[kHeld][8], sums[kHeld][kSums] = {};
+    float2 looked_up[kHeld][4];
     CUTE_UNROLL
-    for (int i = 0; i < kInWork; ++i) {
+    for (int i = 0; i < kHeld; ++i) {
       int const row = kRow - i * kRows + begin;
       if (!has(row, rows)) continue;
       VectorPlace const at = place(row + first_row);
@@ -435,7 +480,7 @@ class RowTransform {
     CUTE_UNROLL
     for (int lane = 1; lane < Share::kLanes && Hook::kSums > 0; lane *= 2) {
       CUTE_UNROLL
-      for (int i = 0; i < kInWork; ++i) {
+      for (int i = 0; i < kHeld; ++i) {
         CUTE_UNROLL
         for (int k = 0; k < kSums; ++k) {
           sums[i][k] += __shfl_xor_sync(0xffffffffu, sums[i][k], lane);
@@ -443,7 +488,7 @@ class RowTransform {
       }
     }
     CUTE_UNROLL
-    for (int i = 0; i < kInWork; ++i) {
+    for (int i = 0; i < kHeld; ++i) {
       int const row = kRow - i * kRows + begin;
       if (!has(row, rows)) continue;
       own.apply(params, place(row + first_row), turn<kFirst>(i, looked_up), sums[i], x[i]);
@@ -454,7 +499,7 @@ class RowTransform {
 
   // Turns of row i of those in work.
   template <int kFirst>
-  CUTE_DEVICE float2 const (&turn(int i, float2 const (&looked_up)[kInWork][4]) const)[4] {
+  CUTE_DEVICE float2 const (&turn(int i, float2 const (&looked_up)[kHeld][4]) const)[4] {
     if constexpr (kFalling) {
       return ahead.row[kFirst + i];
     } else {
