@@ -72,7 +72,9 @@ def main() -> int:
             code = run_child(arguments, environment, left)
             status = max(status, int(code not in (0, NOTHING_LEFT)))
             started = done.read_text().splitlines()[len(before) :]
-            if not started or (started[-1] == FINISHED and code != DEVICE_LOST):
+            # A lost device may also end the process when pytest has finished: by a signal.
+            finished = started and started[-1] == FINISHED and code >= 0
+            if not started or (finished and code != DEVICE_LOST):
                 break
             tests = [test for test in started if test != FINISHED]
             if not tests:  # it died before the first test

@@ -13,7 +13,13 @@ from tests.gpu import conftest, run
 
 @pytest.mark.parametrize(
     ("crash", "code"),
-    [("none", 0), ("lost device", conftest.DEVICE_LOST), ("killed", -9), ("timed out", 1)],
+    [
+        ("none", 0),
+        ("lost device", conftest.DEVICE_LOST),
+        ("lost device, then aborted", -6),
+        ("killed", -9),
+        ("timed out", 1),
+    ],
 )
 def test_the_rest_is_run_in_a_new_process(
     crash: str,
@@ -29,25 +35,27 @@ def test_the_rest_is_run_in_a_new_process(
     def child(arguments: list[str], environment: dict[str, str], seconds: float) -> int:
         children.append(arguments)
         done = Path(environment[conftest.DONE])
-        old = done.read_text().split()
+        old, hit = done.read_text().split(), False
         for test in [name for name in ("t[a]", "t[b]", "t[c]") if name not in old]:
             with done.open("a") as file:
                 file.write(test + "\n")
             hit = test == "t[b]" and code != 0
-            if not hit or crash == "lost device":  # a process that is ended writes no row
+            if not hit or "lost device" in crash:  # a process that is ended writes no row
                 rows = records.Records(path, {"gpu": "x"}, append=True)
                 rows.add("G", test[2], outcome="failed" if hit else "passed")
-            if hit:
+            if hit and "aborted" not in crash:
                 return code
+            if hit:
+                break
         with done.open("a") as file:
             file.write(conftest.FINISHED + "\n")
-        return 0
+        return code if hit else 0
 
     monkeypatch.setattr(run, "run_child", child)
     monkeypatch.setattr(sys, "argv", ["run", "--results", str(path), "-k", "t"])
     status = run.main()
     outcomes = {row["cfg"]: row["outcome"] for row in records.read(path) if "cfg" in row}
-    middle = {"none": "passed", "lost device": "failed"}.get(crash, "crashed")
+    middle = "passed" if code == 0 else "failed" if "lost device" in crash else "crashed"
     assert outcomes == {"a": "passed", "b": middle, "c": "passed"}
     assert len(children) == (1 if crash == "none" else 2)
     assert children[0] == ["-k", "t"]

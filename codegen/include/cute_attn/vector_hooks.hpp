@@ -150,31 +150,29 @@ struct Turns {
 };
 
 // The turns of a unit's pairs in two rows of a thread, last row first, where its rows are at one
-// distance d from each other: t(n + 1) = 2 cos(d) t(n) - t(n - 1), of cosines and of sines. What
-// is rounded grows with the square of the rows since `start`: to 2^-15 at 32 rows, of 8 positions.
+// distance from each other: each from the one behind it. (By 2 cos(d) t(n) - t(n - 1) half the
+// instructions would do, but what is rounded grows with the square of the rows, to 2^-15, and shows
+// in log-sum-exps of few keys.)
 struct FallingTurns {
   float2 row[2][4];
-  float twice[4];
+  float2 back[4];  // from a row of the thread to the one before it
 
   template <class TurnsOf>
   CUTE_DEVICE void start(TurnsOf const& turns, int unit, int position) {
     CUTE_UNROLL
     for (int e = 0; e < 4; ++e) {
       PairTurn const pair = turns.of(unit, e);
+      back[e] = {pair.stride.x, -pair.stride.y};
       row[0][e] = pair.at(position);
-      row[1][e] = turned(row[0][e], {pair.stride.x, -pair.stride.y});
-      twice[e] = 2.f * pair.stride.x;
+      row[1][e] = turned(row[0][e], back[e]);
     }
   }
 
   CUTE_DEVICE void advance() {
     CUTE_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      CUTE_UNROLL
-      for (int e = 0; e < 4; ++e) {
-        float2 const before = row[i][e], last = row[1 - i][e];
-        row[i][e] = {twice[e] * last.x - before.x, twice[e] * last.y - before.y};
-      }
+    for (int e = 0; e < 4; ++e) {
+      row[0][e] = turned(row[1][e], back[e]);
+      row[1][e] = turned(row[0][e], back[e]);
     }
   }
 };
@@ -213,15 +211,16 @@ CUTE_DEVICE uint2 pack_piece(float const* from) {
   return {pack<Element>(from[0], from[1]), pack<Element>(from[2], from[3])};
 }
 
-// One thread's unit of rows.
+// One thread's unit of rows; it may be none, behind the last.
 template <class Hook, int kColumns>
 struct VectorUnit {
+  static constexpr bool kAllPaired =
+      Hook::kPaired == kColumns && (kColumns == 64 || kColumns == 128 || kColumns == 256);
   int unit;
   bool paired;
 
   CUTE_DEVICE explicit VectorUnit(int unit)
-      : unit(unit),
-        paired(Hook::kPaired == kColumns || (Hook::kPaired > 0 && unit < Hook::kPaired / 8)) {}
+      : unit(unit), paired(kAllPaired || (Hook::kPaired > 0 && unit < Hook::kPaired / 8)) {}
 
   // The places of its two pieces in a row, in pieces.
   CUTE_DEVICE int piece(int second) const {
@@ -373,7 +372,9 @@ class RowTransform {
       Pieces pieces = {};
       load<0>(bytes, begin, rows, pieces);
       pass<0, 0, Element>(bytes, begin, rows, pieces);
-      if constexpr (kFalling) ahead.advance(turns, own.unit);
+      if constexpr (kFalling) {
+        if (own.paired) ahead.advance(turns, own.unit);
+      }
     }
   }
 
