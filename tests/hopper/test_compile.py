@@ -205,8 +205,8 @@ def test_sass_is_what_was_meant() -> None:
 
 
 def test_a_row_s_turns_come_from_the_rows_before() -> None:
-    """Cosines and sines are computed for one row of a thread; of every other one, a pair takes two
-    multiply-adds for them, beside the four that turn it."""
+    """Cosines and sines are computed for one row of a thread; of every other one, a pair takes four
+    multiplications and sums for them, beside the four that turn it."""
     sass = build(128, "bf16", "ragged", 1, causal() & rope()).sass
     # Four pairs of Q, and of K at an item's first block and at later ones.
     assert len(re.findall(r"MUFU\.COS", sass)) == 3 * 4
@@ -216,7 +216,7 @@ def test_a_row_s_turns_come_from_the_rows_before() -> None:
         if opcodes["LDS"] and opcodes["STS"] and not opcodes["MUFU"] and opcodes["FFMA"]:
             found.append((opcodes["FFMA"] + opcodes["FMUL"], opcodes["F2FP"]))
     # Rows are packed two elements at a time.
-    assert any(packs >= 8 and 5 * packs <= adds <= 6 * packs for adds, packs in found)
+    assert any(packs >= 8 and 7 * packs <= adds <= 8 * packs for adds, packs in found)
 
 
 def test_products_have_the_true_width() -> None:
