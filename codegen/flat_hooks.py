@@ -8,12 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cute_attn.codegen.hooks import BLOCK_CORNERS, scalars_read, values_struct, wrapped
+from cute_attn.codegen.hooks import (
+    BLOCK_CORNERS,
+    returning,
+    scalars_read,
+    values_struct,
+    wrapped,
+)
 from cute_attn.codegen.scalars import with_live
-from cute_attn.variants import Variant
+from cute_attn.variants import Scalar, Variant
 from cute_attn.variants.band import Band
 from cute_attn.variants.expression import Expression
-from cute_attn.variants.flat import rows_in_band, shift_of
+from cute_attn.variants.flat import FlatTest, rows_in_band, shift_of
 from cute_attn.variants.printer import cpp_body, cpp_values
 from cute_attn.variants.program import Program
 
@@ -41,11 +47,16 @@ class FlatHooks:
     shift: bool = False
     logits: bool = False
     rows: bool = False
-    band: Band = Band()  # noqa: RUF009 - frozen
+    band: Band = Band()  # noqa: RUF009 - it is frozen, like this class
     mask: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.text)
+
+    @property
+    def masks(self) -> bool:
+        """Whether flat blocks are masked otherwise than others."""
+        return self.rows or self.mask
 
 
 def flat_hooks(variant: Variant, *, mask: bool) -> FlatHooks:
@@ -53,8 +64,9 @@ def flat_hooks(variant: Variant, *, mask: bool) -> FlatHooks:
 
     Args:
         variant: the variant.
-        mask: the kernel masks by the hook, not by the band. If so, `variant_block` says which
-            blocks are flat, otherwise `variant_flat`.
+        mask: the kernel masks by the hook, not by the band.
+
+    Which blocks are flat `variant_block` says, if there is one, otherwise `variant_flat`.
     """
     test = variant.flat_test
     if test is None:
@@ -71,16 +83,8 @@ def flat_hooks(variant: Variant, *, mask: bool) -> FlatHooks:
     if not elements:
         return FlatHooks()
     parts = [_elements(elements, variant)]
-    if not mask:
-        value = [
-            with_live(x, variant.scalars) for x in cpp_values({"flat": test.flat}, test.limits)
-        ]
-        value[-1] = value[-1].replace("bool const flat = ", "return ")
-        parts.append(
-            "// Whether a block of scores is flat.\n"
-            + "\n".join([wrapped(f"CUTE_DEVICE bool variant_flat({BLOCK_CORNERS}) {{"),
-                         *(f"  {line}" for line in value), "}"])
-        )  # fmt: skip
+    if variant.block_test is None:
+        parts.append(_test(test, variant.scalars))
     shift, rows, band = None, None, Band()
     if logits := programs.get("logits"):
         shift = shift_of(logits.stages.flat) if variant.softmax else None
@@ -114,6 +118,19 @@ def flat_hooks(variant: Variant, *, mask: bool) -> FlatHooks:
     )
 
 
+def _test(test: FlatTest, scalars: tuple[Scalar, ...]) -> str:
+    lines = cpp_values({"flat": test.flat}, test.limits)
+    lines[-1] = lines[-1].replace("bool const flat = ", "return ")
+    return "\n".join(
+        [
+            "// Whether a block of scores is flat.",
+            wrapped(f"CUTE_DEVICE bool variant_flat({BLOCK_CORNERS}) {{"),
+            *(f"  {with_live(line, scalars)}" for line in lines),
+            "}",
+        ]
+    )
+
+
 def _elements(elements: Mapping[str, Expression], variant: Variant) -> str:
     return values_struct(
         "FlatValues",
@@ -128,9 +145,7 @@ def _function(title: str, name: str, arguments: str, program: Program, result: E
     stages = program.stages
     names = {x: name for x, name in stages.names.items() if x in set(result.walk())}
     with program.scalars_known():
-        text = cpp_body(result, names, lag="Lag lag" in arguments)
-    if "return" not in text.split():
-        text = f"return {text};"
+        text = returning(cpp_body(result, names, lag="Lag lag" in arguments))
     lines = [*scalars_read(program.parameters, result.reads), *(f"  {x}" for x in text.split("\n"))]
     signature = wrapped(f"CUTE_DEVICE {name}(Params const& params, {arguments}) {{")
     return "\n".join([f"// {title}.", signature, *lines, "}"])

@@ -285,7 +285,11 @@ def _body(hook: Hook, scalars: tuple[Scalar, ...]) -> list[str]:
 def _of_score(program: Program) -> str:
     """What a hook of scores leaves to do for each, as C++."""
     with program.scalars_known():
-        text = cpp_body(program.stages.score, program.stages.names, lag=True)
+        return returning(cpp_body(program.stages.score, program.stages.names, lag=True))
+
+
+def returning(text: str) -> str:
+    """The body of a function that returns an expression, or is statements already."""
     return text if re.search(r"\breturn\b", text) else f"return {text};"
 
 

@@ -25,6 +25,25 @@ _GROUP = "Query heads per KV head."
 
 _JSON = typer.Option("--json", help="Print JSON.")
 
+# What to compile or export: lists of each, all combinations.
+Preset = Annotated[
+    str | None, typer.Option(help="demo, core or llama; further options replace its values.")
+]
+Archs = Annotated[
+    list[Arch] | None,
+    typer.Option(help="Architecture of the GPU to serve. All lists: repeat the option."),
+]
+Dtypes = Annotated[list[Dtype] | None, typer.Option()]
+HeadDims = Annotated[list[int] | None, typer.Option(min=1)]
+Groups = Annotated[list[int] | None, typer.Option(min=1, help=_GROUP)]
+PageSizes = Annotated[list[int] | None, typer.Option(min=0, help=_PAGES)]
+Variants = Annotated[list[str] | None, typer.Option(help=_VARIANT)]
+Schedules = Annotated[
+    list[Schedule] | None,
+    typer.Option(help="Kernel family; default: those that a batch on that GPU takes."),
+]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Compile processes.")]
+
 
 def _plain(values: Sequence[Any] | None) -> tuple[Any, ...]:
     """Values of a repeated option; words as plain strings."""
@@ -32,30 +51,15 @@ def _plain(values: Sequence[Any] | None) -> tuple[Any, ...]:
 
 
 def compile_command(
-    preset: Annotated[
-        str | None,
-        typer.Option(help="demo, core or llama; further options replace its values."),
-    ] = None,
-    arch: Annotated[
-        list[Arch] | None,
-        typer.Option(
-            help="Architecture of the GPU to serve. All lists: repeat the option.",
-        ),
-    ] = None,
-    dtype: Annotated[list[Dtype] | None, typer.Option()] = None,
-    head_dim: Annotated[list[int] | None, typer.Option(min=1)] = None,
-    group: Annotated[list[int] | None, typer.Option(min=1, help=_GROUP)] = None,
-    page_size: Annotated[list[int] | None, typer.Option(min=0, help=_PAGES)] = None,
-    variant: Annotated[list[str] | None, typer.Option(help=_VARIANT)] = None,
-    schedule: Annotated[
-        list[Schedule] | None,
-        typer.Option(
-            help="Kernel family; default: those that a batch on that GPU takes.",
-        ),
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Compile processes.")
-    ] = None,
+    preset: Preset = None,
+    arch: Archs = None,
+    dtype: Dtypes = None,
+    head_dim: HeadDims = None,
+    group: Groups = None,
+    page_size: PageSizes = None,
+    variant: Variants = None,
+    schedule: Schedules = None,
+    jobs: Jobs = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Compile kernels into the cache: attention, the merge that follows it, cache append.
@@ -91,23 +95,14 @@ def export_command(
     path: Annotated[
         Path | None, typer.Argument(help="Folder to be made, with manifest and cubins.")
     ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(help="demo, core or llama; further options replace its values."),
-    ] = None,
-    arch: Annotated[
-        list[Arch] | None,
-        typer.Option(help="Architecture of the GPU to serve. All lists: repeat the option."),
-    ] = None,
-    dtype: Annotated[list[Dtype] | None, typer.Option()] = None,
-    head_dim: Annotated[list[int] | None, typer.Option(min=1)] = None,
-    group: Annotated[list[int] | None, typer.Option(min=1, help=_GROUP)] = None,
-    page_size: Annotated[list[int] | None, typer.Option(min=0, help=_PAGES)] = None,
-    variant: Annotated[list[str] | None, typer.Option(help=_VARIANT)] = None,
-    schedule: Annotated[
-        list[Schedule] | None,
-        typer.Option(help="Kernel family; default: those that a batch on that GPU takes."),
-    ] = None,
+    preset: Preset = None,
+    arch: Archs = None,
+    dtype: Dtypes = None,
+    head_dim: HeadDims = None,
+    group: Groups = None,
+    page_size: PageSizes = None,
+    variant: Variants = None,
+    schedule: Schedules = None,
     costs: Annotated[
         Path | None,
         typer.Option(help="Constants for planning, of `cute-attn calibrate`; default: an H200's."),
@@ -118,9 +113,7 @@ def export_command(
     print_schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema of manifests, and no more.")
     ] = False,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Compile processes.")
-    ] = None,
+    jobs: Jobs = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Write a bundle: cubins, manifest, C header and planner, to run kernels without Python."""
@@ -339,9 +332,7 @@ def demo_command(
         Device | None,
         typer.Option(help="Default: cuda where there is a GPU."),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Compile processes.")
-    ] = None,
+    jobs: Jobs = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Attention of real serving steps: generate, compile, plan, run, check against a dense softmax.

@@ -38,7 +38,7 @@ class TensorRow(Traced):
         return f"a row of {self._name}{length}"
 
     @property
-    def expression(self) -> Expression:  # type: ignore[override]
+    def expression(self) -> Expression:  # type: ignore[override]  # a field there
         """There is none: a row is no number."""
         _refuse(f"a row of {self._name} is no number; sum(), any() and their kin make one of it")
 

@@ -125,10 +125,10 @@ class Traced:
     def __ge__(self, other: Any) -> Traced:
         return apply("ge", self, other)
 
-    def __eq__(self, other: Any) -> Traced:  # type: ignore[override]
+    def __eq__(self, other: Any) -> Traced:  # type: ignore[override]  # symbolic, no truth value
         return apply("eq", self, other)
 
-    def __ne__(self, other: Any) -> Traced:  # type: ignore[override]
+    def __ne__(self, other: Any) -> Traced:  # type: ignore[override]  # symbolic, no truth value
         return apply("ne", self, other)
 
     # Logic and bits.

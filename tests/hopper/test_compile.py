@@ -12,6 +12,7 @@ from cute_attn import hopper
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.runtime import CompiledKernel, CompileRequest, build_kernel, count_opcodes
 from cute_attn.variants import (
+    Hook,
     Tensor,
     Variant,
     alibi,
@@ -22,6 +23,7 @@ from cute_attn.variants import (
     full,
     prefix_lm,
     qk_norm,
+    relative_bias,
     rope,
     sigmoid_attention,
     sliding_window,
@@ -189,6 +191,25 @@ def test_few_rows_compile_clean(case: tuple[Dims, str, str, int, Variant]) -> No
 @pytest.mark.parametrize("case", MATRIX, ids=lambda c: "-".join(name(x) for x in c))
 def test_matrix_compiles_clean(case: tuple[Dims, str, str, int, Variant], rows: int | None) -> None:
     assert_clean(build(*case, rows=rows))
+
+
+def of_chunks(b: Any, h: Any, q_idx: Any, kv_idx: Any, *, table: Any) -> Any:
+    return (kv_idx <= q_idx) & (table[h, kv_idx // 64] > 0.5)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        Variant("thirds", mask=Hook("thirds", "kv_idx % 3 != 1 || kv_idx == q_idx")),
+        Variant("of_chunks", mask=of_chunks, params=[Tensor("table", "f32", 2)]),
+    ],
+    ids=lambda mask: mask.name,
+)
+def test_flat_blocks_beside_masks_that_say_nothing_of_blocks(mask: Variant) -> None:
+    """Nothing walks over visible blocks; which ones are flat a function of its own says."""
+    variant = mask & relative_bias(16)
+    assert variant.block_test is None and not variant.band_is_mask
+    assert_clean(build(128, "bf16", "ragged", 1, variant))
 
 
 def test_sass_is_what_was_meant() -> None:
