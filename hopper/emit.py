@@ -20,6 +20,7 @@ from cute_attn.codegen.hooks import (
 )
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
+from cute_attn.codegen.smem_tile import padded_columns
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
 from cute_attn.codegen.vector_hooks import vector_hooks, vector_reasons
@@ -73,13 +74,18 @@ def params_of(spec: KernelSpec) -> ParameterBlock:
     return attention_params(
         tma=spec.loader != "gather",
         q_tma=q_by_tma(spec),
-        # A box of a padded last chunk would read past the end of its rows.
-        by_groups=spec.loader == "paged" and spec.head_dim_qk % 64 == spec.head_dim_vo % 64 == 0,
+        # A box of a padded last panel would read past the end of its rows.
+        by_groups=spec.loader == "paged" and not _is_padded(spec),
         paged=spec.loader != "ragged",
         variant=spec.variant,
         fused_merge=spec.fuses_merge,
         trace=spec.trace,
     )
+
+
+def _is_padded(spec: KernelSpec) -> bool:
+    """Whether shared memory holds more columns than a head has."""
+    return any(padded_columns(dim) != dim for dim in (spec.head_dim_qk, spec.head_dim_vo))
 
 
 def _one_loop(spec: KernelSpec) -> bool:
@@ -191,6 +197,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         gather=gather,
         q_tma=q_tma,
         by_groups="k_page_groups" in params.offsets,
+        padded=_is_padded(spec),
         full_barrier="CopiedBarrier" if gather else "FullBarrier",
         # The next item's queries are there when an item ends.
         early_start=tile.q_stages > 1 or tile.q_in_registers,

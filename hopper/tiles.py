@@ -1,7 +1,7 @@
 """Tile table of the Hopper kernels, and the shared-memory and register equations behind it.
 
 Shared memory holds `q_stages` Q tiles, `stages` K blocks and `stages` V blocks of 16-bit elements,
-their head dims padded to multiples of 64; the products have the true width.
+their head dims padded to whole panels; the products have the true width.
 A consumer thread holds S (tile_kv / 2 registers), P (tile_kv / 4) and O (head_dim_vo / 2) at the
 same time, and Q (head_dim_qk / 4) with `q_in_registers`.
 """
@@ -36,7 +36,7 @@ _TWO_Q_TILES = replace(_BASE, q_stages=2)
 _TABLE: dict[tuple[int, int], Tile] = {
     # Against two Q tiles and two stages: +4 to 6 % at 512 and 1k keys. A fourth stage: -1 to -3 %.
     (64, 64): _KEPT,
-    # +1 to 3 % and +3 to 6 % at 4k. 225 KB with the padding to 128 columns.
+    # +1 to 3 % and +3 to 6 % at 4k. A fourth stage: nothing.
     (80, 80): _KEPT,
     (96, 96): _KEPT,
     # +4 to 8 % without a mask; with one see _SHORT_ITEMS.
@@ -72,9 +72,9 @@ _THREE_CONSUMERS = {
         producer_registers=32,
         consumer_registers=160,
     )
-    # Four stages instead of two at head_dim 64: full +1 to 2 %, causal -3 %. 80 keys in three
-    # stages instead of 96 in two: full +7 to 10 %, causal +0 %.
-    for dims, kv, stages in (((64, 64), 128, 2), ((80, 80), 80, 3), ((96, 96), 80, 3))
+    # Four stages instead of two at head_dim 64: full +1 to 2 %, causal -3 %. 96 keys in four stages
+    # instead of 80 in three: head_dim 96 +2 to 4 %, 80 causal +1 to 2 %, full -1 to +1 %.
+    for dims, kv, stages in (((64, 64), 128, 2), ((80, 80), 96, 4), ((96, 96), 96, 4))
 }
 _FULL_64 = replace(_THREE_CONSUMERS[64, 64], stages=4)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from cute_attn.codegen.smem_tile import PANEL_COLUMNS, SWIZZLE_BYTES, SWIZZLE_ROWS
+from cute_attn.codegen.smem_tile import ELEMENT_BYTES, SWIZZLE_ROWS, panel_columns
 from cute_attn.runtime.tensor_map import TensorMapSpec
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -35,8 +35,8 @@ def q_map(q: torch.Tensor, group: int, tile_q: int) -> TensorMapSpec:
             q.stride(1) * size if heads > 1 and tokens else 16,
             q.stride(0) * size if tokens > 1 else 16,
         ),
-        box=(PANEL_COLUMNS, group, tile_q // group),
-        swizzle=SWIZZLE_BYTES,
+        box=(panel_columns(dim), group, tile_q // group),
+        swizzle=panel_columns(dim) * ELEMENT_BYTES,
     )
 
 
@@ -54,12 +54,12 @@ def page_groups(view: torch.Tensor) -> int:
 
 
 def grouped_kv_map(view: torch.Tensor, box_rows: int) -> TensorMapSpec:
-    """The map of K or V in pages whose boxes hold all columns, but for its address: (64 columns,
-    8 rows, panels, kv_heads, groups of the pool), or without `page_groups` (64 columns, rows of a
-    page, panels, kv_heads, pages), with boxes of one group.
+    """The map of K or V in pages whose boxes hold all columns, but for its address: (columns of a
+    panel, 8 rows, panels, kv_heads, groups of the pool), or without `page_groups` (columns of a
+    panel, rows of a page, panels, kv_heads, pages), with boxes of one group.
 
     Args:
-        view: (pages, page_size, kv_heads, head_dim), strided; head_dim is a multiple of 64.
+        view: (pages, page_size, kv_heads, head_dim), strided; head_dim is whole panels.
         box_rows: rows per TMA box.
     """
     pages, rows, heads, dim = view.shape
@@ -70,18 +70,18 @@ def grouped_kv_map(view: torch.Tensor, box_rows: int) -> TensorMapSpec:
         in_group, box = SWIZZLE_ROWS, box_rows // SWIZZLE_ROWS
     else:
         count, distance, in_group, box = pages, view.stride(0), rows, 1
-    panels = dim // PANEL_COLUMNS
+    panel = panel_columns(dim)
     return TensorMapSpec(
         dtype=_DTYPES[view.dtype],
-        dims=(PANEL_COLUMNS, in_group, panels, max(heads, 1), count),
+        dims=(panel, in_group, dim // panel, max(heads, 1), count),
         strides_bytes=(
             step * size,
-            PANEL_COLUMNS * size,
+            panel * size,
             view.stride(2) * size if heads > 1 else 16,
             distance * size if count > 1 else 16,
         ),
-        box=(PANEL_COLUMNS, SWIZZLE_ROWS, panels, 1, box),
-        swizzle=SWIZZLE_BYTES,
+        box=(panel, SWIZZLE_ROWS, dim // panel, 1, box),
+        swizzle=panel * ELEMENT_BYTES,
     )
 
 
@@ -102,6 +102,6 @@ def kv_map(view: torch.Tensor, box_rows: int) -> TensorMapSpec:
         dtype=_DTYPES[view.dtype],
         dims=(dim, *(max(n, 1) for n in sizes)),
         strides_bytes=strides,
-        box=(min(dim, PANEL_COLUMNS), box_rows, 1, 1),
-        swizzle=SWIZZLE_BYTES,
+        box=(panel_columns(dim), box_rows, 1, 1),
+        swizzle=panel_columns(dim) * ELEMENT_BYTES,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cute_attn.abi import ParameterBlock
-from cute_attn.codegen.smem_tile import PANEL_COLUMNS, SWIZZLE_BYTES, SWIZZLE_ROWS
+from cute_attn.codegen.smem_tile import ELEMENT_BYTES, SWIZZLE_ROWS, panel_columns
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.export.manifest import Dimension, TensorMap, Term
 from cute_attn.runtime.tensor_map import TensorMapSpec
@@ -32,14 +32,14 @@ def recipes_of(params: ParameterBlock, spec: KernelSpec) -> tuple[TensorMap, ...
             continue
         tensor = field.name.partition("_")[0]
         if tensor == "q":
-            recipes.append(_recipe(spec, tensor, _q_dimensions(spec)))
+            recipes.append(_recipe(spec, tensor, spec.head_dim_qk, _q_dimensions(spec)))
             continue
         head_dim = spec.head_dim_qk if tensor == "k" else spec.head_dim_vo
         if by_groups:
-            recipes.append(_recipe(spec, tensor, _grouped(head_dim), page_groups=True))
-            recipes.append(_recipe(spec, tensor, _ungrouped(head_dim), page_groups=False))
+            recipes.append(_recipe(spec, tensor, head_dim, _grouped(head_dim), page_groups=True))
+            recipes.append(_recipe(spec, tensor, head_dim, _ungrouped(head_dim), page_groups=False))
         else:
-            recipes.append(_recipe(spec, tensor, _by_rows(head_dim)))
+            recipes.append(_recipe(spec, tensor, head_dim, _by_rows(head_dim)))
     return tuple(recipes)
 
 
@@ -75,6 +75,7 @@ def _number(term: Term, values: Mapping[str, int]) -> int:
 def _recipe(
     spec: KernelSpec,
     tensor: str,
+    head_dim: int,
     dimensions: tuple[Dimension, ...],
     page_groups: bool | None = None,
 ) -> TensorMap:
@@ -84,7 +85,7 @@ def _recipe(
         page_groups=page_groups,
         dtype=_DTYPES[spec.dtype],
         element_bytes=2,
-        swizzle=SWIZZLE_BYTES,
+        swizzle=panel_columns(head_dim) * ELEMENT_BYTES,
         l2_promotion=_L2_PROMOTION,
         dimensions=dimensions,
     )
@@ -96,7 +97,7 @@ def _one(number: int) -> Term:
 
 def _q_dimensions(spec: KernelSpec) -> tuple[Dimension, ...]:
     return (
-        Dimension(_one(spec.head_dim_qk), None, _one(PANEL_COLUMNS)),
+        Dimension(_one(spec.head_dim_qk), None, _one(panel_columns(spec.head_dim_qk))),
         Dimension(Term("heads"), Term("head_stride"), _one(spec.group)),
         Dimension(Term("tokens"), Term("token_stride"), _one(spec.tile.q // spec.group)),
     )
@@ -104,7 +105,7 @@ def _q_dimensions(spec: KernelSpec) -> tuple[Dimension, ...]:
 
 def _by_rows(head_dim: int) -> tuple[Dimension, ...]:
     return (
-        Dimension(_one(head_dim), None, _one(min(head_dim, PANEL_COLUMNS))),
+        Dimension(_one(head_dim), None, _one(panel_columns(head_dim))),
         Dimension(Term("rows"), Term("row_stride"), Term("box_rows")),
         Dimension(Term("heads"), Term("head_stride"), _one(1)),
         Dimension(Term("pages"), Term("page_stride"), _one(1)),
@@ -112,11 +113,11 @@ def _by_rows(head_dim: int) -> tuple[Dimension, ...]:
 
 
 def _grouped(head_dim: int) -> tuple[Dimension, ...]:
-    panels = head_dim // PANEL_COLUMNS
+    panel = panel_columns(head_dim)
     return (
-        Dimension(_one(PANEL_COLUMNS), None, _one(PANEL_COLUMNS)),
+        Dimension(_one(panel), None, _one(panel)),
         Dimension(_one(SWIZZLE_ROWS), Term("row_stride"), _one(SWIZZLE_ROWS)),
-        Dimension(_one(panels), _one(PANEL_COLUMNS), _one(panels)),
+        Dimension(_one(head_dim // panel), _one(panel), _one(head_dim // panel)),
         Dimension(Term("heads"), Term("head_stride"), _one(1)),
         Dimension(
             Term("groups"),
@@ -127,11 +128,11 @@ def _grouped(head_dim: int) -> tuple[Dimension, ...]:
 
 
 def _ungrouped(head_dim: int) -> tuple[Dimension, ...]:
-    panels = head_dim // PANEL_COLUMNS
+    panel = panel_columns(head_dim)
     return (
-        Dimension(_one(PANEL_COLUMNS), None, _one(PANEL_COLUMNS)),
+        Dimension(_one(panel), None, _one(panel)),
         Dimension(Term("rows"), Term("row_stride"), _one(SWIZZLE_ROWS)),
-        Dimension(_one(panels), _one(PANEL_COLUMNS), _one(panels)),
+        Dimension(_one(head_dim // panel), _one(panel), _one(head_dim // panel)),
         Dimension(Term("heads"), Term("head_stride"), _one(1)),
         Dimension(Term("pages"), Term("page_stride"), _one(1)),
     )

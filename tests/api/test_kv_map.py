@@ -33,7 +33,9 @@ def pools(page_size: int, dim: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", pools(16, 64))
-@pytest.mark.parametrize(("page_size", "dim"), [(16, 64), (48, 128), (64, 192), (16, 256)])
+@pytest.mark.parametrize(
+    ("page_size", "dim"), [(16, 64), (48, 128), (64, 192), (16, 256), (32, 96)]
+)
 def test_a_box_is_rows_of_a_tile(name: str, page_size: int, dim: int) -> None:
     values = pools(page_size, dim)[name]
     groups = page_groups(values)
@@ -53,11 +55,13 @@ def test_a_box_is_rows_of_a_tile(name: str, page_size: int, dim: int) -> None:
             at = [b + i for b, i in zip(begin, reversed(inner), strict=True)]
             assert all(i < n for i, n in zip(at, spec.dims, strict=True))
             offset = values.storage_offset() + sum(i * s for i, s in zip(at, steps, strict=True))
-            column = inner[2] * 64 + inner[4]
+            column = inner[2] * tile.panel + inner[4]
             tile_row = inner[0] * 8 + inner[3]
             assert flat[offset] == values[page, first + tile_row, head, column]
-            piece = column // 8 % 8 ^ tile_row % 8  # what the swizzle makes of the place
-            assert tile.offset(tile_row, column) == place // 64 * 64 + piece * 8 + column % 8
+            pieces = tile.panel // 8  # what the swizzle makes of the place
+            piece = (column // 8 ^ tile_row * pieces // 8) % pieces
+            begin_of_row = place // tile.panel * tile.panel
+            assert tile.offset(tile_row, column) == begin_of_row + piece * 8 + column % 8
 
 
 def test_pages_past_the_pool_are_outside_the_map() -> None:

@@ -60,8 +60,15 @@ MAIN = """
 #include <vector>
 template <int kRows, int kColumns>
 struct Groups {
+  static constexpr int kPanel = 64;
   static constexpr int kGroupBytes = kColumns / 64 * 1024;
-  static constexpr int kChunkBytes = 1024;
+  static constexpr int kPanelBytes = 1024;
+};
+template <int kRows>
+struct NarrowPanels {
+  static constexpr int kPanel = 32;
+  static constexpr int kGroupBytes = 512;
+  static constexpr int kPanelBytes = kRows * 64;
 };
 static std::atomic<int> outside{0};
 extern "C" int reads_outside() { return outside; }
@@ -115,7 +122,8 @@ def library(
     block = ParameterBlock(fields or (Field("unused", "i32", ""),))
     hooks = vector_hooks(variant, columns, columns)
     name, turns = f"{role.capitalize()}Hook", hooks.turns[role]
-    layout = f"{'Groups' if tile.by_groups else 'Chunks'}<{tile.rows}"
+    panels = "Panels" if tile.panel == 64 else "NarrowPanels"
+    layout = f"{'Groups' if tile.by_groups else panels}<{tile.rows}"
     layout += f", {columns}>" if tile.by_groups else ">"
     values = {
         "TURNS": f"Checked<{name}>" if turns else "NoTurns",
@@ -185,6 +193,8 @@ CASES = [
     (rope(layout="interleaved", rotary_dim=32), "key", SmemTile(64, 64), 64, 128),
     (rope(rotary_dim=64, scaling=YarnScaling(8.0)), "query", SmemTile(16, 128), 128, 32),
     (qk_norm() & rope(), "key", SmemTile(64, 128), 128, 64),
+    (rope(), "key", SmemTile(32, 96), 96, 128),
+    (qk_norm() & rope(rotary_dim=32), "query", SmemTile(48, 96), 80, 128),
     (qk_norm() & rope(positions=True), "query", SmemTile(16, 128), 96, 32),
     (qk_norm(), "key", SmemTile(32, 128), 112, 32),
     (SCALED, "value", SmemTile(64, 128, by_groups=True), 128, 128),

@@ -212,7 +212,8 @@ def test_loaders_print_only_their_own_producer() -> None:
             source is owner for source in (ragged, paged, gather)
         ]
     assert "k_map" not in gather and "page_table" in paged and "page_table" in gather
-    padded = text(96, "paged")  # a box per chunk: all columns at once would pass the end of a row
+    assert "GroupedBlock" in text(96, "paged")  # three panels of 32 columns
+    padded = text(80, "paged")  # a box per panel: all columns at once would pass the end of a row
     assert "PagedBlock" in padded and "GroupedBlock" not in padded
 
 

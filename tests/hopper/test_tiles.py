@@ -120,8 +120,9 @@ def test_smem_by_hand() -> None:
 
 def test_head_dims_are_padded_in_shared_memory_only() -> None:
     tile = Tile(q=128, kv=112, stages=2, threads=384)
-    assert smem_bytes(tile, 80, 112) == smem_bytes(tile, 128, 128)
-    assert smem_bytes(tile, 192, 80) == (48 + 2 * 42 + 2 * 28 + 1) * 1024
+    assert smem_bytes(tile, 112, 112) == smem_bytes(tile, 128, 128)
+    assert smem_bytes(tile, 80, 80) == smem_bytes(tile, 96, 96) < smem_bytes(tile, 128, 128)
+    assert smem_bytes(tile, 192, 80) == (48 + 2 * 42 + 2 * 21 + 1) * 1024
     assert fragment_registers(tile, 192, 80) == 56 + 28 + 40
 
 

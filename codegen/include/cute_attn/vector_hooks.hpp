@@ -82,11 +82,12 @@ struct QueryPlaces {
   }
 };
 
-// A tile of kRows rows in chunks of 64 columns; see codegen.smem_tile.SmemTile.
+// A tile of kRows rows in panels of 64 columns; see codegen.smem_tile.SmemTile.
 template <int kRows>
-struct Chunks {
+struct Panels {
+  static constexpr int kPanel = 64;
   static constexpr int kGroupBytes = 1024;         // from a group of eight rows to the next
-  static constexpr int kChunkBytes = kRows * 128;  // from a chunk of 64 columns to the next
+  static constexpr int kPanelBytes = kRows * 128;  // from a panel to the next
 };
 
 // How kThreads threads share rows of kColumns elements.
@@ -421,12 +422,14 @@ class RowTransform {
   // Rows of eight differ in the swizzle, groups of eight do not.
   template <int kRow>
   CUTE_DEVICE int offset(int second, int begin) const {
-    int const number = own.piece(second);
-    int const first = number / 16 * Layout::kChunkBytes + first_row / 8 * Layout::kGroupBytes +
-                      first_row % 8 * 128 + ((number / 2 ^ first_row) & 7) * 16 + number % 2 * 8;
+    constexpr int kPieces = Layout::kPanel / 8;  // of 16 bytes, in a row of a panel
+    int const number = own.piece(second), piece = number / 2;
+    int const first = piece / kPieces * Layout::kPanelBytes + first_row / 8 * Layout::kGroupBytes +
+                      first_row % 8 * kPieces * 16 +
+                      ((piece ^ first_row % 8 * kPieces / 8) % kPieces) * 16 + number % 2 * 8;
     int const in_group = kStep % 8 == 0 ? kRow % 8 : (begin + kRow) & 7;
     int const groups = (begin + kRow - in_group) * (Layout::kGroupBytes / 8);
-    return (first ^ in_group * 16) + groups + in_group * 128;
+    return (first ^ in_group * kPieces / 8 * 16) + groups + in_group * kPieces * 16;
   }
 
   // Rows in work: the thread's row from kRow + begin on, and those before it.

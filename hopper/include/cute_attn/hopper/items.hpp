@@ -30,7 +30,7 @@ CUTE_DEVICE void take_item(Smem& smem, unsigned index, Ring ring, Queries& queri
   unsigned const stage = index % kStagesQ;
   wait_full(smem.q_full[stage], index / kStagesQ % 2);
   compiler_fence();  // the record is read behind the wait
-  queries.take(smem.q[stage] + consumer() * 64 * 64);
+  queries.take(smem.q[stage] + consumer() * 64 * Queries::kPanel);
   if (Queries::kInRegisters) release_item(smem.q_empty[stage]);
   Item const& item = item_record(smem, index);
   if (has_rows(item) && has_keys(item)) wait_full(smem.k_full[ring.stage], ring.parity);

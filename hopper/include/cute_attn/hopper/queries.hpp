@@ -11,6 +11,7 @@ namespace cute_attn {
 template <class Layout, int kHeadDim>
 struct SharedQueries {
   static constexpr bool kInRegisters = false;
+  static constexpr int kPanel = Layout::kPanel;
   Operand rows;
 
   // tile: where the warpgroup's rows begin.
@@ -20,7 +21,7 @@ struct SharedQueries {
   template <class Mma, int N>
   CUTE_DEVICE void multiply(int i, uint64_t k, float (&score)[N]) const {
     using cute::SM90::GMMA::ScaleOut;
-    detail::fma_ss<Mma>(rows.at<Layout::kGroupBytes>(k_major_step<Layout>(i)), k, score,
+    detail::fma_ss<Mma>(rows.at<Layout>(k_major_step<Layout>(i)), k, score,
                         i > 0 ? ScaleOut::One : ScaleOut::Zero, cute::make_int_sequence<N>{});
   }
 };
@@ -30,6 +31,7 @@ struct SharedQueries {
 template <class Layout, int kHeadDim>
 struct RegisterQueries {
   static constexpr bool kInRegisters = true;
+  static constexpr int kPanel = Layout::kPanel;
   uint32_t rows[kHeadDim / 4];  // (64, head_dim), 16-bit: four registers per 16 columns
 
   CUTE_DEVICE void take(void const* tile) {
@@ -39,7 +41,8 @@ struct RegisterQueries {
     uint32_t const base = cute::cast_smem_ptr_to_uint(tile);
     CUTE_UNROLL
     for (int i = 0; i < kHeadDim / 16; ++i) {
-      int const from = swizzled_offset<Layout::kChunkBytes / 128>(row, 2 * i + lane / 16);
+      int const from =
+          swizzled_offset<Layout::kPanelBytes / (2 * kPanel), kPanel>(row, 2 * i + lane / 16);
       uint32_t (&to)[4] = reinterpret_cast<uint32_t (&)[4]>(rows[4 * i]);
       asm volatile("ldmatrix.sync.aligned.x4.m8n8.shared.b16 {%0, %1, %2, %3}, [%4];"
                    : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

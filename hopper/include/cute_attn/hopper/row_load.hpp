@@ -28,7 +28,8 @@ struct QueryRows {
       int const at = i / kPieces, piece = i % kPieces;
       bool const valid = at < item.num_rows;
       Element const* from = row(params, item, at) + piece * 8;
-      copy_16_bytes(tile + swizzled_offset<kTileQ>(at, piece), valid ? from : params.q, valid);
+      copy_16_bytes(tile + swizzled_offset<kTileQ, kPanelColumns<kColumns>>(at, piece),
+                    valid ? from : params.q, valid);
     }
   }
 

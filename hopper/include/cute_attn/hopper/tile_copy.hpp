@@ -5,20 +5,9 @@
 #include <cutlass/arch/barrier.h>
 #include <cute/arch/copy_sm80.hpp>
 #include <cute/arch/util.hpp>
+#include <cute_attn/hopper/panels.hpp>
 
 namespace cute_attn {
-
-// Chunks of 64 columns of a tile (codegen.smem_tile.padded_columns): the last one may be padded.
-// Nobody reads the padding; TMA fills it with zeros, cp.async leaves it.
-template <int kColumns>
-constexpr int kChunks = (kColumns + 63) / 64;
-
-// Element offset (codegen.smem_tile.SmemTile.offset) of 16-byte piece `piece` of row `row` in a
-// tile of kRows rows.
-template <int kRows>
-CUTE_DEVICE constexpr int swizzled_offset(int row, int piece) {
-  return (piece / 8) * kRows * 64 + row * 64 + ((piece % 8) ^ (row % 8)) * 8;
-}
 
 // Asynchronous 16-byte copy; zeros are written instead if !valid (then nothing is read).
 CUTE_DEVICE void copy_16_bytes(void* smem, void const* global, bool valid) {
@@ -43,9 +32,12 @@ struct RowCopy {
     return (8 * i + thread % 8) * kPassRows + thread / 8;
   }
 
-  // Element offset of what a thread copies: piece thread % 8 of a chunk, row thread / 8 of a pass.
-  CUTE_DEVICE static constexpr int place(int pass, int chunk, int thread) {
-    return swizzled_offset<kRows>(thread / 8, thread % 8) + (pass * kPassRows + chunk * kRows) * 64;
+  // Element offset of what a thread copies: piece thread % 8 of a line of 64 columns, row thread /
+  // 8 of a pass.
+  CUTE_DEVICE static constexpr int place(int pass, int line, int thread) {
+    constexpr int kPanel = kPanelColumns<kColumns>;
+    return swizzled_offset<kRows, kPanel>(thread / 8, thread % 8) + pass * kPassRows * kPanel +
+           line * kRows * 64;
   }
 
   // own[i]: where row own_row(i, thread) begins.
@@ -57,12 +49,12 @@ struct RowCopy {
                                    pass % 8, 8);
       Element const* const from = reinterpret_cast<Element const*>(row) + thread % 8 * 8;
       CUTE_UNROLL
-      for (int chunk = 0; chunk < kChunks<kColumns>; ++chunk) {
-        bool const inside = (chunk + 1) * 64 <= kColumns || chunk * 64 + thread % 8 * 8 < kColumns;
+      for (int line = 0; line * 64 < kColumns; ++line) {
+        bool const inside = (line + 1) * 64 <= kColumns || line * 64 + thread % 8 * 8 < kColumns;
         if (!inside) continue;  // padding
         cute::SM80_CP_ASYNC_CACHEGLOBAL<cute::uint128_t>::copy(
-            *reinterpret_cast<cute::uint128_t const*>(from + chunk * 64),
-            *reinterpret_cast<cute::uint128_t*>(tile + place(pass, chunk, thread)));
+            *reinterpret_cast<cute::uint128_t const*>(from + line * 64),
+            *reinterpret_cast<cute::uint128_t*>(tile + place(pass, line, thread)));
       }
     }
   }
@@ -78,12 +70,15 @@ CUTE_DEVICE void arrive_when_copied(cutlass::arch::ClusterBarrier& full) {
 // The rows of a unit lie contiguously, so the swizzle does not matter.
 template <class Layout, int kRows, int kColumns>
 CUTE_DEVICE void zero_rows(void* tile, int first_row, int thread) {
+  constexpr int kPieces = Layout::kPanel / 8;  // of 16 bytes in a row
+  constexpr int kUnit = 8 * kPieces;           // in eight rows
   CUTE_UNROLL
-  for (int chunk = 0; chunk < kChunks<kColumns>; ++chunk) {
-    for (int i = first_row * 8 + thread; i < kRows * 8; i += 128) {  // pieces of 16 bytes
-      int const in_chunk =
-          Layout::kGroupBytes == 1024 ? i * 16 : i / 64 * Layout::kGroupBytes + i % 64 * 16;
-      int const at = chunk * Layout::kChunkBytes + in_chunk;
+  for (int panel = 0; panel < kPanels<kColumns>; ++panel) {
+    for (int i = first_row * kPieces + thread; i < kRows * kPieces; i += 128) {
+      int const in_panel = Layout::kGroupBytes == kUnit * 16
+                               ? i * 16
+                               : i / kUnit * Layout::kGroupBytes + i % kUnit * 16;
+      int const at = panel * Layout::kPanelBytes + in_panel;
       *reinterpret_cast<uint4*>(static_cast<char*>(tile) + at) = make_uint4(0, 0, 0, 0);
     }
   }

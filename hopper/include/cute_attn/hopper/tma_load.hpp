@@ -1,4 +1,4 @@
-// Tiles by TMA: boxes of up to 256 rows x 64 columns, one or more per chunk of the tile (layout:
+// Tiles by TMA: boxes of up to 256 rows, one or more per panel of the tile (layout:
 // see wgmma.hpp). The full barrier counts the bytes of whole boxes, padding and zeros included.
 #pragma once
 
@@ -51,7 +51,7 @@ struct PagedBlock {
   }
 };
 
-// The same for a map that counts groups of eight rows: a box is whole groups of a page, all chunks
+// The same for a map that counts groups of eight rows: a box is whole groups of a page, all panels
 // of them. Pages whose distance is a whole number of groups, page_groups, are counted in groups as
 // well; for others (page_groups 0) a box is one group, and begins at a row of a page.
 struct GroupedBlock {
@@ -69,7 +69,7 @@ struct GroupedBlock {
 };
 
 // Publishes an item with its Q tile of kTileQ packed rows, by one thread: a box of kTileQ / kGroup
-// tokens x kGroup heads x 64 columns per chunk lands as packed rows. Rows past the end of the
+// tokens x kGroup heads per panel of columns lands as packed rows. Rows past the end of the
 // request are other queries, or zeros past the tensor; what becomes of them is not written. An item
 // without rows (the end) or without KV blocks needs no queries.
 template <int kTileQ, int kHeadDim, int kGroup, class Element>
@@ -81,50 +81,54 @@ CUTE_DEVICE void publish_item(cute::TmaDescriptor const& q_map, Item const& item
     full.arrive();
     return;
   }
-  full.arrive_and_expect_tx(kChunks<kHeadDim> * kTileQ * 64 * sizeof(Element));  // whole boxes
+  constexpr int kPanel = kPanelColumns<kHeadDim>;
+  full.arrive_and_expect_tx(kTileElements<kTileQ, kHeadDim> * sizeof(Element));  // whole boxes
   int const token = item.request.q_start + item.row_begin / kGroup;
   CUTE_UNROLL
-  for (int chunk = 0; chunk < kChunks<kHeadDim>; ++chunk) {
+  for (int panel = 0; panel < kPanels<kHeadDim>; ++panel) {
     cute::SM90_TMA_LOAD_3D::copy(&q_map, reinterpret_cast<uint64_t*>(&full),
                                  static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
-                                 tile + chunk * kTileQ * 64, chunk * 64, item.kv_head * kGroup,
-                                 token);
+                                 tile + panel * kTileQ * kPanel, panel * kPanel,
+                                 item.kv_head * kGroup, token);
   }
 }
 
-// One K or V block of contiguous rows: a box of kRows rows x 64 columns per chunk.
+// One K or V block of contiguous rows: a box of kRows rows per panel.
 template <int kRows, int kHeadDim, class Params, class Element>
 CUTE_DEVICE void load_block(Params const&, KVMap map, ContiguousBlock const& from,
                             FullBarrier& full, Element* tile) {
+  constexpr int kPanel = kPanelColumns<kHeadDim>;
   if (!cute::elect_one_sync()) return;
-  full.arrive_and_expect_tx(kRows * kChunks<kHeadDim> * 64 * sizeof(Element));
+  full.arrive_and_expect_tx(kTileElements<kRows, kHeadDim> * sizeof(Element));
   CUTE_UNROLL
-  for (int chunk = 0; chunk < kChunks<kHeadDim>; ++chunk) {
+  for (int panel = 0; panel < kPanels<kHeadDim>; ++panel) {
     cute::SM90_TMA_LOAD_4D::copy(&map.descriptor, reinterpret_cast<uint64_t*>(&full),
                                  static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
-                                 tile + chunk * kRows * 64, chunk * 64, from.row, from.kv_head, 0);
+                                 tile + panel * kRows * kPanel, panel * kPanel, from.row,
+                                 from.kv_head, 0);
   }
 }
 
-// One K or V block in pages: boxes of params.box_rows rows x 64 columns. One lane issues them all:
+// One K or V block in pages: boxes of params.box_rows rows of a panel. One lane issues them all:
 // with the same coordinates in all lanes an issue takes a few instructions, with different ones a
 // loop over lanes.
 template <int kRows, int kHeadDim, class Params, class Element>
 CUTE_DEVICE void load_block(Params const& params, KVMap map, PagedBlock const& from,
                             FullBarrier& full, Element* tile) {
+  constexpr int kPanel = kPanelColumns<kHeadDim>;
   if (cute::elect_one_sync()) {
-    full.arrive_and_expect_tx(kRows * kChunks<kHeadDim> * 64 * sizeof(Element));
+    full.arrive_and_expect_tx(kTileElements<kRows, kHeadDim> * sizeof(Element));
   }
 #pragma unroll 2
   for (int box = 0; box * params.box_rows < kRows; ++box) {
     int const page = warp_uniform(from.page, box), row = warp_uniform(from.row, box);
     if (!cute::elect_one_sync()) continue;
     CUTE_UNROLL
-    for (int chunk = 0; chunk < kChunks<kHeadDim>; ++chunk) {
+    for (int panel = 0; panel < kPanels<kHeadDim>; ++panel) {
       cute::SM90_TMA_LOAD_4D::copy(&map.descriptor, reinterpret_cast<uint64_t*>(&full),
                                    static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
-                                   tile + (chunk * kRows + box * params.box_rows) * 64, chunk * 64,
-                                   row, from.kv_head, page);
+                                   tile + (panel * kRows + box * params.box_rows) * kPanel,
+                                   panel * kPanel, row, from.kv_head, page);
     }
   }
 }

@@ -2,14 +2,16 @@
 //
 // A tile of R rows x D columns (16-bit) lies in shared memory in units of 8 rows x 64 columns, 1024
 // bytes, in which the 16-byte pieces of row r are permuted by XOR with r % 8 (the 128-byte swizzle
-// of TMA and wgmma). The units of a chunk of 64 columns follow each other, or those of a group of
-// eight rows.
+// of TMA and wgmma). The units of a panel of 64 columns follow each other, or those of a group of
+// eight rows. Where panels of 32 columns pad less (head_dim 80, 96), units have 512 bytes and the
+// 64-byte swizzle.
 #pragma once
 
 #include <cute/arch/mma_sm90_gmma.hpp>
 #include <cute/arch/util.hpp>
 #include <cute/numeric/integer_sequence.hpp>
 #include <cute_attn/elements.hpp>
+#include <cute_attn/hopper/panels.hpp>
 
 namespace cute_attn {
 
@@ -21,19 +23,21 @@ CUTE_DEVICE int warp_uniform(int value, int lane = 0) {
 
 // Where the units of a (kRows, kColumns) tile lie (codegen.smem_tile.SmemTile).
 template <int kRows, int kColumns>
-struct ByChunks {
-  static constexpr int kGroupBytes = 1024;         // from a group of eight rows to the next
-  static constexpr int kChunkBytes = kRows * 128;  // from a chunk of 64 columns to the next
+struct ByPanels {
+  static constexpr int kPanel = kPanelColumns<kColumns>;
+  static constexpr int kGroupBytes = 16 * kPanel;         // from a group of eight rows to the next
+  static constexpr int kPanelBytes = 2 * kPanel * kRows;  // from a panel to the next
 };
 template <int kRows, int kColumns>
 struct ByGroups {
-  static constexpr int kGroupBytes = (kColumns + 63) / 64 * 1024;
-  static constexpr int kChunkBytes = 1024;
+  static constexpr int kPanel = kPanelColumns<kColumns>;
+  static constexpr int kGroupBytes = kPanels<kColumns> * 16 * kPanel;
+  static constexpr int kPanelBytes = 16 * kPanel;
 };
 
 // A swizzled operand in shared memory: the low word of its descriptor (address / 16, and in the
-// upper half the distance between chunks, which is only read for MN-major operands). The high word
-// is a constant: the distance between groups, 128-byte swizzle.
+// upper half the distance between panels, which is only read for MN-major operands). The high word
+// is a constant: the distance between groups, and the swizzle (1: 128 bytes, 2: 64).
 struct Operand {
   uint32_t low;
 
@@ -43,9 +47,10 @@ struct Operand {
 
   // The descriptor of what begins `bytes` behind: an addition, because shared-memory addresses
   // never carry out of their field.
-  template <int kGroupBytes>
+  template <class Layout>
   CUTE_DEVICE uint64_t at(uint32_t bytes) const {
-    constexpr uint64_t kHigh = uint64_t(kGroupBytes >> 4 | 1u << 30) << 32;
+    constexpr uint32_t kSwizzle = 64 / Layout::kPanel;
+    constexpr uint64_t kHigh = uint64_t(Layout::kGroupBytes >> 4 | kSwizzle << 30) << 32;
     return kHigh | (low + (bytes >> 4));
   }
 };
@@ -54,7 +59,8 @@ struct Operand {
 // operands, along the rows for MN-major ones (codegen.smem_tile.SmemTile.wgmma_k_step).
 template <class Layout>
 CUTE_DEVICE constexpr uint32_t k_major_step(int i) {
-  return (i / 4) * Layout::kChunkBytes + (i % 4) * 32;
+  constexpr int kSteps = Layout::kPanel / 16;
+  return (i / kSteps) * Layout::kPanelBytes + (i % kSteps) * 32;
 }
 template <class Layout>
 CUTE_DEVICE constexpr uint32_t mn_major_step(int i) {
@@ -117,7 +123,7 @@ CUTE_DEVICE void issue_qk(Queries const& q, Operand k, float (&score)[N]) {
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int i = 0; i < kHeadDim / 16; ++i) {
-    q.template multiply<Mma>(i, k.at<LayoutK::kGroupBytes>(k_major_step<LayoutK>(i)), score);
+    q.template multiply<Mma>(i, k.at<LayoutK>(k_major_step<LayoutK>(i)), score);
   }
   cute::warpgroup_commit_batch();
   fence_fragment(score);
@@ -132,7 +138,7 @@ CUTE_DEVICE void issue_pv(uint32_t const (&p)[P], Operand v, float (&out)[N]) {
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int i = 0; i < kTileKV / 16; ++i) {
-    detail::fma_rs<Mma>(p + 4 * i, v.at<LayoutV::kGroupBytes>(mn_major_step<LayoutV>(i)), out,
+    detail::fma_rs<Mma>(p + 4 * i, v.at<LayoutV>(mn_major_step<LayoutV>(i)), out,
                         cute::SM90::GMMA::ScaleOut::One, cute::make_int_sequence<N>{});
   }
   cute::warpgroup_commit_batch();
@@ -153,7 +159,7 @@ struct TileProducts {
   template <class Smem, class Ring, int N>
   CUTE_DEVICE static void issue_output(Smem& smem, uint32_t const (&p)[kTileKV / 4], Ring ring,
                                        float (&out)[N]) {
-    Operand const v(smem.v[ring.stage], LayoutV::kChunkBytes);
+    Operand const v(smem.v[ring.stage], LayoutV::kPanelBytes);
     issue_pv<PvMma, LayoutV, kTileKV>(p, v, out);
   }
 };
