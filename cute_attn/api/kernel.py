@@ -141,9 +141,7 @@ class Kernel:
         self.launcher(device).launch(grid, stream, arguments.address)
 
 
-def request_of(
-    generated: GeneratedKernel, toolchain: Toolchain | None = None
-) -> CompileRequest:
+def request_of(generated: GeneratedKernel, toolchain: Toolchain | None = None) -> CompileRequest:
     """What the runtime is asked to compile; `toolchain` None: by the default one."""
     return CompileRequest(
         source=generated.text,

@@ -6,7 +6,7 @@ import datetime
 import hashlib
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +24,11 @@ from cute_attn.runtime.errors import DriverError
 from cute_attn.runtime.pool import Result
 from cute_attn.tuning import Bench, Entry, TuneStep, default_path, default_steps, search_step, store
 from cute_attn.tuning.files import read_for_gpu
+from cute_attn.tuning.kernel_class import KernelClass
+from cute_attn.tuning.step import StepKey
 
 SMS = {"sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90": 132, "sm_90a": 132}
-"""SMs of the best-known GPU of an architecture: for which kernels are chosen where there is none."""
+"""SMs of the best-known GPU of an architecture, for machines that have none."""
 
 CompileProgress = Callable[[int, int, Result], None]
 StepProgress = Callable[[int, int, str, "Entry | None"], None]
@@ -174,12 +176,11 @@ def measure_contests(
         DatabaseError, OSError: see `tune`.
     """
     made = _made()
-    known = {}
+    known: Mapping[tuple[KernelClass, StepKey], Entry] = {}
     if path.exists() and not again:
-        known = dict(read_for_gpu(path, info.name, info.num_sms).entries)
-    todo = [
-        contest for contest in compiled.contests if not _is_known(contest, known, info.num_sms, made)
-    ]
+        known = read_for_gpu(path, info.name, info.num_sms).entries
+    sms = info.num_sms
+    todo = [one for one in compiled.contests if not _is_known(one, known, sms, made)]
     # In an order in which little time reaches all kinds of steps.
     random.Random(0).shuffle(todo)
     entries: list[Entry] = []
@@ -239,9 +240,11 @@ def _measure(
 
 
 def _is_known(
-    contest: Contest, known: dict[tuple[object, object], Entry], num_sms: int,
+    contest: Contest,
+    known: Mapping[tuple[KernelClass, StepKey], Entry],
+    num_sms: int,
     made: dict[str, str | int | float],
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether the database has an entry of the same step, candidates, driver and toolchain."""
     entry = known.get((class_of(contest.problem), contest.step.key(num_sms)))
     if entry is None or entry.step != contest.step.name:

@@ -61,10 +61,12 @@ def compile_contests(
     behind = [request_of(g) for g in sorted(small, key=lambda g: g.name)]
     every = [*requests.values(), *behind]
     results = dict(zip(every, compile_many(every, jobs, progress), strict=True))
-    for request in behind:
-        if isinstance(results[request], Exception):
-            raise results[request]
     kernels = {kernel: results[request] for kernel, request in requests.items()}
+    for kernel in kernels:
+        for generated in launched_with(kernel[0]):
+            result = results[request_of(generated)]
+            if isinstance(result, Exception):  # without its merge a kernel is of no use
+                kernels[kernel] = result
     fit = {kernel for kernel, result in kernels.items() if _is_fit(result)}
     left = [one for one in (_with(contest, fit, kernels) for contest in found) if one is not None]
     errors = [r for r in kernels.values() if isinstance(r, Exception)]

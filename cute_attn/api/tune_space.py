@@ -202,9 +202,9 @@ def _chosen(group: Sequence[_Planned], most: int) -> list[Candidate]:
     # What the model takes launches of one large block and of several small ones per SM to cost
     # apart is less than exact: decode kernels are compared with those of as many blocks.
     least: dict[int, float] = {}
-    for logs, candidate in ranked:
-        least[_rival(candidate)] = min(logs, least.get(_rival(candidate), math.inf))
-    ranked = [(logs - least[_rival(candidate)], candidate) for logs, candidate in ranked]
+    for mean, candidate in ranked:
+        least[_rival(candidate)] = min(mean, least.get(_rival(candidate), math.inf))
+    ranked = [(mean - least[_rival(candidate)], candidate) for mean, candidate in ranked]
     limit = math.log(_SLOWER)
     near = [item for item in ranked if item[0] <= limit]
     near.sort(key=lambda item: (round(item[0] / _ALIKE), *_order(item[1])))

@@ -78,7 +78,8 @@ def _tile(data: object) -> Tile:
             raise ValueError(f"tile.{name} is not known; it takes {', '.join(_TILE_FIELDS)}")
         flag = name == "q_in_registers"
         if isinstance(value, bool) != flag or not isinstance(value, int) or value < 0:
-            raise ValueError(f"tile.{name} is {value!r}; it takes {'a flag' if flag else 'a count'}")
+            takes = "true or false" if flag else "a whole number"
+            raise ValueError(f"tile.{name} is {value!r}; it takes {takes}")
     try:
         return Tile(**data)
     except TypeError:

@@ -117,10 +117,8 @@ def store(path: Path, entries: Iterable[Entry], *, name: str, sms: int, arch: st
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")):
-        if path.exists():
-            known = read_for_gpu(path, name, sms)
-        else:
-            known = Database(name, sms, arch, {})
+        start = Database(name, sms, arch, {})
+        known = read_for_gpu(path, name, sms) if path.exists() else start
         known = known.with_entries(entries)
         cost_files.write(path, known.text())
     return known

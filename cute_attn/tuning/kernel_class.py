@@ -1,4 +1,4 @@
-"""`KernelClass`: what of a kernel, beside its tile, decides which entries of a database serve it."""
+"""`KernelClass`: what of a kernel, beside its tile, decides which entries serve it."""
 
 from __future__ import annotations
 

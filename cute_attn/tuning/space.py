@@ -1,8 +1,8 @@
 """Tiles that a kernel may have, enumerated from the emitters' equations: none that cannot run.
 
 Of the Hopper kernel: consumer warpgroups, keys per block, where queries are kept (two tiles; one;
-registers) and the ring as deep as shared memory holds, at least two stages, and one stage less. Of the Ampere kernels:
-rows, warps, keys, stages and blocks per SM.
+registers) and the ring as deep as shared memory holds, at least two stages, and one stage less. Of
+the Ampere kernels: rows, warps, keys, stages and blocks per SM.
 """
 
 from __future__ import annotations
