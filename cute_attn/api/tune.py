@@ -219,7 +219,6 @@ def _measure(
     try:
         result = search_step(
             session,
-            contest.candidates,
             contest.predicted_us,
             most_error=MOST_ERROR[contest.step.dtype],
             is_over=lambda: deadline is not None and time.monotonic() >= deadline,

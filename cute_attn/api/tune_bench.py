@@ -7,6 +7,7 @@ heat of another.
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +21,10 @@ from cute_attn.api.tuned import Tuned, TunedProblem
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.formats import KVFormat, PagedKV, RaggedKV
 from cute_attn.runtime.device import DeviceInfo
+from cute_attn.runtime.errors import DriverError
 from cute_attn.tuning import Candidate, Database, TuneStep
+
+logger = logging.getLogger("cute_attn")
 
 REST_S = 0.05
 """Before a burst: as long as twice the burst, the card stays clear of its power limit."""
@@ -89,7 +93,11 @@ class CudaBench:
 
 
 class CudaSession:
-    """One step on the GPU, planned and captured with each candidate."""
+    """One step on the GPU, planned and captured with each candidate.
+
+    Attributes:
+        candidates: those that the driver takes.
+    """
 
     def __init__(
         self, step: TuneStep, specs: Mapping[Candidate, KernelSpec], info: DeviceInfo
@@ -111,19 +119,36 @@ class CudaSession:
         self._batches: dict[Candidate, BatchAttention] = {}
         self._graphs: dict[Candidate, torch.cuda.CUDAGraph] = {}
         for candidate, spec in specs.items():
-            batch = BatchAttention(
-                step.num_qo_heads,
-                step.num_kv_heads,
-                step.head_dim,
-                head_dim_vo=step.head_dim_vo,
-                dtype=dtype,
-                variant=step.variant,
-                device=device,
-                tuning=OneKernel(spec, candidate.toolchain, info),
-            )
-            self._batches[candidate] = batch.plan(rows, kv_format, scalars=dict(step.scalars))
-            self._graphs[candidate] = self._captured(batch)
-        self._wanted = self._output(next(iter(specs)))
+            try:
+                self._add(candidate, spec, step, kv_format, info)
+            except DriverError as error:
+                if not self._graphs:  # the default
+                    raise
+                logger.warning("tune: %s is left out: %s", candidate.label, error)
+        self.candidates = list(self._graphs)
+        self._wanted = self._output(self.candidates[0])
+
+    def _add(
+        self,
+        candidate: Candidate,
+        spec: KernelSpec,
+        step: TuneStep,
+        kv_format: KVFormat,
+        info: DeviceInfo,
+    ) -> None:
+        batch = BatchAttention(
+            step.num_qo_heads,
+            step.num_kv_heads,
+            step.head_dim,
+            head_dim_vo=step.head_dim_vo,
+            dtype=self._q.dtype,
+            variant=step.variant,
+            device=self._q.device,
+            tuning=OneKernel(spec, candidate.toolchain, info),
+        )
+        batch.plan([0, *_running(step.q_lens)], kv_format, scalars=dict(step.scalars))
+        self._graphs[candidate] = self._captured(batch)
+        self._batches[candidate] = batch
 
     def burst(self, candidate: Candidate) -> float:
         """Microseconds of a call: the median of a short burst, the card rested before."""

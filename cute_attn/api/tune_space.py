@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -90,6 +90,7 @@ def contests(
     most: int = CANDIDATES,
     toolchains: Sequence[str] = (),
     constants: Constants = BUILT_IN,
+    defaults: Mapping[str, Candidate] | None = None,
 ) -> list[Contest]:
     """The candidates of some steps; those of one class of kernels and kind of step share them, so
     that few have to be compiled.
@@ -100,6 +101,7 @@ def contests(
         most: candidates of a class, beside the defaults.
         toolchains: names of further compilers with which the default kernel is tried.
         constants: of the GPU.
+        defaults: what stands in for the tables' kernels, by the step's name.
 
     Returns:
         contests, those of a class one after the other; steps that no kernel serves are left out.
@@ -108,6 +110,7 @@ def contests(
     for step in steps:
         try:
             planned = _Planned(step, arch, num_sms, constants)
+            planned.default = (defaults or {}).get(step.name, planned.default)
         except UnsupportedSpecError:
             continue
         groups[planned.problem, step.key(num_sms).kind].append(planned)
@@ -135,8 +138,8 @@ class _Planned:
             rows, RaggedKV(keys), step.variant, dict(step.scalars), torch.device("cpu")
         )
         self.rows = max(step.q_lens) * step.group
-        self.default_spec = default_spec(self.problem, self._whole, step.num_kv_heads, num_sms)
-        self.default = Candidate(self.default_spec.schedule, self.default_spec.tile)
+        table = default_spec(self.problem, self._whole, step.num_kv_heads, num_sms)
+        self.default = Candidate(table.schedule, table.tile)
         self._predicted: dict[Candidate, float] = {}
 
     def spec(self, candidate: Candidate) -> KernelSpec:

@@ -30,6 +30,10 @@ LEAST_GAIN = 0.01
 class Session(Protocol):
     """Kernels of one step, ready to be timed."""
 
+    @property
+    def candidates(self) -> Sequence[Candidate]:
+        """Those that could be made ready, the default first."""
+
     def burst(self, candidate: Candidate) -> float:
         """Microseconds of a call: the median of a short burst, the card rested before."""
 
@@ -52,7 +56,6 @@ class Bench(Protocol):
 
 def search_step(
     session: Session,
-    candidates: Sequence[Candidate],
     predicted_us: Mapping[Candidate, float],
     *,
     most_error: float,
@@ -63,7 +66,6 @@ def search_step(
 
     Args:
         session: of the step.
-        candidates: the default first.
         predicted_us: of each, by the cost model.
         most_error: relative to the default, with which a candidate may win.
         burst_done: called after each burst.
@@ -73,6 +75,7 @@ def search_step(
         what was measured, the default first and the others from the fastest on, and the index of
         the winner or None; None if the time was up before the end.
     """
+    candidates = session.candidates
     times: dict[Candidate, list[float]] = {candidate: [] for candidate in candidates}
 
     def in_turns(group: Sequence[Candidate], rounds: int) -> bool:
