@@ -20,7 +20,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 from cute_attn.tuning.candidate import Candidate
 from cute_attn.tuning.kernel_class import KernelClass
@@ -214,10 +214,10 @@ def _number(data: Mapping[str, Any], name: str) -> float:
 
 def _of_types(kind: Any, data: object, field: str) -> Any:
     """A named tuple of strings and whole numbers out of an object."""
-    names: Mapping[str, str] = kind.__annotations__
+    names: Mapping[str, type] = get_type_hints(kind)
     if not isinstance(data, dict) or data.keys() != names.keys():
         raise ValueError(f"{field} is {data!r}; it takes {', '.join(names)}")
     for name, wanted in names.items():
-        if type(data[name]).__name__ != wanted:
-            raise ValueError(f"{field}.{name} is {data[name]!r}; it takes {wanted}")
+        if type(data[name]) is not wanted:
+            raise ValueError(f"{field}.{name} is {data[name]!r}; it takes {wanted.__name__}")
     return kind(**data)
