@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tuning.conftest import FormulaBench
 
 from cute_attn.api.kernel_choice import KernelChoice
 from cute_attn.api.shape import BatchShape
@@ -27,6 +26,7 @@ from cute_attn.scheduler import BUILT_IN
 from cute_attn.tuning import Candidate, Database, DatabaseError, TuneStep, search_step, store
 from cute_attn.tuning.files import known_of, read
 from cute_attn.variants import causal
+from tests.tuning.conftest import FormulaBench
 
 STEPS = [
     TuneStep("prompts", (512,) * 16, (512,) * 16, 16, 16, 96),
@@ -119,7 +119,7 @@ def test_the_budget_ends_it(h200: DeviceInfo, tmp_path: Path) -> None:
     bench.on_burst = lambda: time.sleep(0.002)
     made = compiled(STEPS, h200)
     found = measure_contests(made, bench, h200, path, deadline=time.monotonic() + 0.15)
-    assert 0 < found.left and found.left + len(found.entries) == len(STEPS)
+    assert found.left > 0 and found.left + len(found.entries) == len(STEPS)
 
 
 def choice(info: DeviceInfo, tuned: Tuned | None) -> KernelChoice:
@@ -170,7 +170,6 @@ def test_others_databases_are_ignored_and_said_so_once(
 def test_two_processes_lose_nothing(h200: DeviceInfo, tmp_path: Path) -> None:
     path = tmp_path / "db.json"
     measure_contests(compiled(STEPS[:1], h200), FormulaBench(landscape), h200, path)
-    (entry,) = read(path).entries.values()
     program = f"""
 import sys
 from dataclasses import replace
