@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 
 from cute_attn import Tile, warmup
-from cute_attn.api.tune import SMS
 from cute_attn.api.tune_bench import MOST_ERROR, CudaBench
 from cute_attn.api.tune_kernels import compile_contests
 from cute_attn.api.tune_space import Contest, contests
+from cute_attn.api.tuner import SMS
 from cute_attn.runtime import current_device, device_info
 from cute_attn.tuning import Candidate, TuneStep, search_step
 from perf import harness

@@ -124,7 +124,7 @@ def _compile(
     *,
     as_json: bool,
 ) -> None:
-    from cute_attn.api.tune import compile_candidates
+    from cute_attn.api.tuner import compile_candidates
     from cute_attn.cli.compile import arch_here
 
     with _CompileBar(not as_json) as bar:
@@ -177,7 +177,7 @@ def _measure(
     again: bool,
     as_json: bool,
 ) -> None:
-    from cute_attn.api.tune import tune
+    from cute_attn.api.tuner import tune
 
     def progress(done: int, total: int, name: str, entry: Any) -> None:
         typer.echo(f"{done}/{total}  {name}: {_outcome(entry)}", err=True)

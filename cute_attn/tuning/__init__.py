@@ -1,7 +1,7 @@
 """Which tile a kernel takes on this GPU: candidates from the emitters' equations, a search that
 measures them, and the database of what it found.
 
-Knows no devices and no tensors: `search` asks a `Bench` to measure, and `api/tune.py` has one for
+Knows no devices and no tensors: `search` asks a `Bench` to measure, and `api/tuner.py` has one for
 CUDA. The page is docs/tuning.md.
 """
 

@@ -15,10 +15,10 @@ import torch
 from cute_attn.api.kernel_choice import KernelChoice
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import make_step
-from cute_attn.api.tune import measure_contests
 from cute_attn.api.tune_kernels import Compiled
 from cute_attn.api.tune_space import contests
 from cute_attn.api.tuned import Tuned, tuned_of
+from cute_attn.api.tuner import measure_contests
 from cute_attn.codegen.spec import Tile
 from cute_attn.formats import RaggedKV
 from cute_attn.runtime.device import DeviceInfo
