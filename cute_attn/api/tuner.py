@@ -60,6 +60,7 @@ def compile_candidates(
     *,
     sms: int | None = None,
     steps: Sequence[TuneStep] | None = None,
+    match: str = "",
     candidates: int = CANDIDATES,
     jobs: int | None = None,
     progress: CompileProgress | None = None,
@@ -69,11 +70,12 @@ def compile_candidates(
     Args:
         arch: of that machine's GPU, e.g. "sm_90a".
         sms: its SMs; default: those of the H200, A100, ...: with others some kernels may differ.
-        steps, candidates: as for `tune`.
+        steps, match, candidates: as for `tune`.
         jobs: compile processes; None takes as many as CPUs and free memory allow.
         progress: called as progress(done, total, result) after each kernel.
 
     Raises:
+        ValueError: no step's name contains `match`.
         ToolchainError: nothing here can compile.
     """
     wanted = default_steps() if steps is None else steps
@@ -84,7 +86,7 @@ def compile_candidates(
         most=candidates,
         toolchains=further_toolchains(),
     )
-    return compile_contests(found, jobs=jobs, progress=progress)
+    return compile_contests(_matching(found, match), jobs=jobs, progress=progress)
 
 
 def tune(
@@ -92,6 +94,7 @@ def tune(
     *,
     device: int | None = None,
     seconds: float | None = None,
+    match: str = "",
     candidates: int = CANDIDATES,
     path: str | Path | None = None,
     again: bool = False,
@@ -108,6 +111,7 @@ def tune(
         steps: what is tuned; default: steps over head dims, groups, pages and both dtypes.
         device: ordinal; default: the current one.
         seconds: time that it may take, compiling included; default: as long as it takes.
+        match: only steps whose name contains this; kernels are tried as for all of them.
         candidates: kernels of a class of steps that are tried, beside that of the tables.
         path: database to add to; default: the user's for this kind of GPU, which plans look into.
         again: measure also what is in the database.
@@ -117,7 +121,8 @@ def tune(
 
     Raises:
         DriverError: there is no GPU, or none of this number.
-        DatabaseError: `path` is of another GPU or version, or no database.
+        ValueError: no step's name contains `match`; DatabaseError (a ValueError): `path` is of
+            another GPU or version, or no database.
         OSError: it cannot be written.
     """
     begin = time.monotonic()
@@ -138,6 +143,7 @@ def tune(
         toolchains=toolchains,
         constants=constants,
     )
+    found = _matching(found, match)
     compiled = compile_contests(found, jobs=jobs, progress=compile_progress)
     with torch.cuda.device(info.index):
         return measure_contests(
@@ -149,6 +155,13 @@ def tune(
             again=again,
             progress=progress,
         )
+
+
+def _matching(found: list[Contest], match: str) -> list[Contest]:
+    matching = [contest for contest in found if match in contest.step.name]
+    if found and not matching:
+        raise ValueError(f"match is {match!r}; no step's name contains it")
+    return matching
 
 
 def measure_contests(

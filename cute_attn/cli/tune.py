@@ -75,22 +75,20 @@ def command(
     if no_compile:
         os.environ["CUTE_ATTN_NO_COMPILE"] = "1"
     with errors_for_people():
-        steps = _steps(match)
         if list_steps:
-            typer.echo("\n".join(step.name for step in steps))
+            _list(match)
         elif compile_only:
-            _compile(steps, arch.value if arch else None, sms, candidates, jobs, as_json=as_json)
+            _compile(match, arch.value if arch else None, sms, candidates, jobs, as_json=as_json)
         else:
-            _measure(steps, seconds, candidates, device, out, jobs, again=again, as_json=as_json)
+            _measure(match, seconds, candidates, device, out, jobs, again=again, as_json=as_json)
 
 
-def _steps(match: str) -> list[Any]:
+def _list(match: str) -> None:
     from cute_attn.tuning import default_steps
 
-    steps = [step for step in default_steps() if match in step.name]
-    if not steps:
-        raise ValueError(f"--match is {match!r}; no step's name contains it: --list shows them")
-    return steps
+    for step in default_steps():
+        if match in step.name:
+            typer.echo(step.name)
 
 
 class _CompileBar:
@@ -116,7 +114,7 @@ class _CompileBar:
 
 
 def _compile(
-    steps: list[Any],
+    match: str,
     arch: str | None,
     sms: int | None,
     candidates: int,
@@ -131,7 +129,7 @@ def _compile(
         found = compile_candidates(
             arch or arch_here(),
             sms=sms,
-            steps=steps,
+            match=match,
             candidates=candidates,
             jobs=jobs,
             progress=bar,
@@ -167,7 +165,7 @@ def _compiled_line(found: Any) -> str:
 
 
 def _measure(
-    steps: list[Any],
+    match: str,
     seconds: float | None,
     candidates: int,
     device: int | None,
@@ -185,9 +183,9 @@ def _measure(
     try:
         with _CompileBar(not as_json) as bar:
             found = tune(
-                steps,
                 device=device,
                 seconds=seconds,
+                match=match,
                 candidates=candidates,
                 path=out,
                 again=again,
