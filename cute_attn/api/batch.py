@@ -33,7 +33,7 @@ from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import AnyStep, make_device_step, make_step
 from cute_attn.api.trace import Trace
 from cute_attn.api.tracing import trace_step
-from cute_attn.api.tuned import Tuned
+from cute_attn.api.tuned import Tuned, check_given
 from cute_attn.formats import DeviceKV, KVFormat
 from cute_attn.scheduler import Constants, Explanation, Launch, Plan, explain
 from cute_attn.variants import Variant
@@ -161,6 +161,10 @@ class BatchAttention:
                 f"bundle is {bundle!r} and device is {self._shape.device}: a bundle holds code of"
                 " GPUs; there it takes None"
             )
+        on = self._shape.device if on_cpu else None
+        check_given(
+            tuning, schedule=schedule, batch_invariant=batch_invariant, bundle=bundle, device=on
+        )
         self._batch_invariant = batch_invariant
         self._backend: CpuBatch | CudaBatch
         if on_cpu:

@@ -114,6 +114,19 @@ def class_of(problem: dispatch.Problem) -> KernelClass:
     )
 
 
+def check_given(tuning: object, **others: object) -> None:
+    """Raises ValueError for a database that is given beside an option (by name) with which no
+    kernel is looked up; those are None or False where there is none such."""
+    if tuning is None or isinstance(tuning, bool):
+        return
+    for name, value in others.items():
+        if value is not None and value is not False:
+            raise ValueError(
+                f"tuning is {str(tuning)!r} and {name} is {str(value)!r}: then no kernel is looked"
+                " up; tuning takes None"
+            )
+
+
 def tuned_of(info: DeviceInfo, given: str | Path | bool | Tuned | None = None) -> Tuned | None:
     """What is known of a GPU.
 

@@ -8,10 +8,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from cute_attn.api.batch import BatchAttention
 from cute_attn.api.kernel_choice import KernelChoice
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import make_step
@@ -224,3 +226,12 @@ def test_candidates_are_feasible_and_have_json() -> None:
             assert Candidate.from_json(candidate.to_json()) == candidate
             named = replace(candidate, toolchain="nvrtc-13.5.37")
             assert Candidate.from_json(named.to_json()) == named
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"schedule": "ampere_tile"}, {"batch_invariant": True}], ids=str
+)
+def test_a_given_database_is_not_passed_over(tmp_path: Path, options: dict[str, Any]) -> None:
+    name = next(iter(options), "device")
+    with pytest.raises(ValueError, match=f"tuning is .*db.json.* and .*{name} is"):
+        BatchAttention(16, 16, 64, device="cpu", tuning=tmp_path / "db.json", **options)
