@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         Tile,
         Trace,
         TraceError,
+        TuneStep,
+        Tuning,
         UnsupportedSpecError,
         Variant,
         YarnScaling,
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
         streaming_llm,
         supports,
         tree_mask,
+        tune,
         warmup,
     )
     from cute_attn.export import Bundle, BundleError, export_bundle, load_bundle
@@ -72,6 +75,8 @@ _HOMES = {
         "Problem",
         "RoPE",
         "Trace",
+        "TuneStep",
+        "Tuning",
         "append_paged_kv",
         "attention",
         "build",
@@ -83,6 +88,7 @@ _HOMES = {
         "single_decode",
         "single_prefill",
         "supports",
+        "tune",
         "warmup",
     ),
     "cute_attn.export": ("Bundle", "BundleError", "export_bundle", "load_bundle"),
@@ -131,6 +137,8 @@ __all__ = [
     "Tile",
     "Trace",
     "TraceError",
+    "TuneStep",
+    "Tuning",
     "UnsupportedSpecError",
     "Variant",
     "YarnScaling",
@@ -165,6 +173,7 @@ __all__ = [
     "streaming_llm",
     "supports",
     "tree_mask",
+    "tune",
     "warmup",
 ]
 

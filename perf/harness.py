@@ -75,6 +75,7 @@ def prepare(
     schedule: str | None = None,
     device: torch.device | None = None,
     batch_invariant: bool = False,
+    tuning: Path | bool | None = None,
 ) -> Prepared:
     """Makes random tensors and plans.
 
@@ -83,7 +84,7 @@ def prepare(
         rotate: as many caches as exceed L2, else one.
         schedule: force a kernel family.
         device: default: the current GPU.
-        batch_invariant: option of `BatchAttention`.
+        batch_invariant, tuning: options of `BatchAttention`.
     """
     if device is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -121,6 +122,7 @@ def prepare(
         schedule=schedule,
         device=device,
         batch_invariant=batch_invariant,
+        tuning=tuning,
     )
     rows = indptr(case.q_lens)
     wrapper.plan(rows, kv_format, scalars=case.scalars)

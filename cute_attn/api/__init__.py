@@ -10,8 +10,10 @@ from cute_attn.api.one_shot import attention, single_decode, single_prefill
 from cute_attn.api.states import merge_states
 from cute_attn.api.templates import register_template
 from cute_attn.api.trace import Trace
+from cute_attn.api.tuner import Tuning, tune
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
 from cute_attn.formats import BlockSparseKV, BlockTableKV, DeviceKV, PagedKV, RaggedKV
+from cute_attn.tuning import TuneStep
 from cute_attn.variants import (
     Llama3Scaling,
     TraceError,
@@ -51,6 +53,8 @@ __all__ = [
     "Tile",
     "Trace",
     "TraceError",
+    "TuneStep",
+    "Tuning",
     "UnsupportedSpecError",
     "Variant",
     "YarnScaling",
@@ -82,5 +86,6 @@ __all__ = [
     "streaming_llm",
     "supports",
     "tree_mask",
+    "tune",
     "warmup",
 ]

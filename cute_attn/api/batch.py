@@ -33,6 +33,7 @@ from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import AnyStep, make_device_step, make_step
 from cute_attn.api.trace import Trace
 from cute_attn.api.tracing import trace_step
+from cute_attn.api.tuned import Tuned, check_given
 from cute_attn.formats import DeviceKV, KVFormat
 from cute_attn.scheduler import Constants, Explanation, Launch, Plan, explain
 from cute_attn.variants import Variant
@@ -78,6 +79,10 @@ class BatchAttention:
         bundle: of `load_bundle`: all kernels come out of it, nothing is compiled, and steps for
             which it has none are refused (docs/export.md). Not on the CPU.
 
+        tuning: kernels that `cute-attn tune` has found faster: None takes them from the databases
+            of the package and of the user, False takes none, a path takes those of this file
+            (docs/tuning.md). Not on the CPU, with a bundle, a schedule or batch_invariant.
+
     Not for use by several threads at once.
 
     Raises:
@@ -106,6 +111,7 @@ class BatchAttention:
         batch_invariant: bool = False,
         costs: str | Path | Constants | None = None,
         bundle: KernelSource | None = None,
+        tuning: str | Path | bool | Tuned | None = None,
     ) -> None:
         checks.head_counts(num_qo_heads, num_kv_heads)
         checks.positive("head_dim", head_dim)
@@ -155,6 +161,10 @@ class BatchAttention:
                 f"bundle is {bundle!r} and device is {self._shape.device}: a bundle holds code of"
                 " GPUs; there it takes None"
             )
+        on = self._shape.device if on_cpu else None
+        check_given(
+            tuning, schedule=schedule, batch_invariant=batch_invariant, bundle=bundle, device=on
+        )
         self._batch_invariant = batch_invariant
         self._backend: CpuBatch | CudaBatch
         if on_cpu:
@@ -175,6 +185,7 @@ class BatchAttention:
                 workspace=workspace,
                 costs=costs,
                 source=COMPILED if bundle is None else bundle,
+                tuning=tuning,
             )
         self._handle: int | None = None
         self._step: AnyStep | None = None

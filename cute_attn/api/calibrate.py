@@ -248,7 +248,7 @@ def _timed_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # of torch
 
 
-def _own_version() -> str:
+def own_version() -> str:
     """Of this package; of a source tree that is not installed there is none."""
     try:
         return metadata.version("cute-attn")
@@ -264,10 +264,10 @@ def _made(
     now = datetime.datetime.now(datetime.timezone.utc)
     return {
         "date": now.isoformat(timespec="seconds"),
-        "driver": _driver_release(),
+        "driver": driver_release(),
         "cuda": torch.version.cuda or "",
         "torch": torch.__version__,
-        "cute_attn": _own_version(),
+        "cute_attn": own_version(),
         "toolchain": toolchain,
         "cases": len(measured),
         "quick": int(quick),
@@ -276,7 +276,7 @@ def _made(
     }
 
 
-def _driver_release() -> str:
+def driver_release() -> str:
     """E.g. "580.159.03"; "" where the kernel module is hidden."""
     try:
         return Path("/sys/module/nvidia/version").read_text().strip()

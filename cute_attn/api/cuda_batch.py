@@ -38,6 +38,7 @@ from cute_attn.api.shape import BatchShape, refuse_kv
 from cute_attn.api.side_by_side import Split, divide
 from cute_attn.api.step import AnyStep, DeviceStep, Step
 from cute_attn.api.stream_order import StreamOrder
+from cute_attn.api.tuned import Tuned, tuned_of
 from cute_attn.codegen.kernels import range_tables
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.formats import KVFormat
@@ -74,6 +75,7 @@ class CudaBatch:
         workspace: (bytes,) uint8 on the device for partial results, or None.
         launch: 1 for the launch that runs beside another one.
         source: where kernels come from.
+        tuning: as `tuned_of` takes it.
 
     Attributes:
         constants: what steps are planned with.
@@ -94,6 +96,7 @@ class CudaBatch:
         costs: str | Path | Constants | None = None,
         launch: int = 0,
         source: KernelSource = COMPILED,
+        tuning: str | Path | bool | Tuned | None = False,
     ) -> None:
         self._shape = shape
         self._launch_number = launch
@@ -103,7 +106,8 @@ class CudaBatch:
         self._cuda_graph = cuda_graph
         self._given_workspace = workspace
         self._info = device_info(shape.device.index)
-        self._source = source
+        tuned = tuned_of(self._info, tuning) if source is COMPILED else None
+        self._source = source = tuned or source
         source.check_device(self._info.arch, f"GPU {self._info.index} ({self._info.name})")
         self.constants = constants_of(self._info, costs)
         self._choice = KernelChoice(
@@ -112,6 +116,7 @@ class CudaBatch:
             self.constants,
             schedule=schedule,
             batch_invariant=batch_invariant,
+            tuned=tuned,
         )
         self._index = self._info.index
         self._current_stream = torch._C._cuda_getCurrentRawStream

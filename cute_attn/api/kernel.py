@@ -19,7 +19,7 @@ from cute_attn.codegen.hooks import users_lines
 from cute_attn.codegen.kernels import emit_block_ranges, emit_merge, range_tables
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec
-from cute_attn.runtime.build import build_kernel
+from cute_attn.runtime.build import build_kernel, toolchain_in_use, toolchain_named
 from cute_attn.runtime.compiler import CompileRequest
 from cute_attn.runtime.errors import CompileError
 from cute_attn.runtime.kernel import CompiledKernel
@@ -27,6 +27,7 @@ from cute_attn.runtime.launch import Launcher
 from cute_attn.runtime.log import Resources
 from cute_attn.runtime.occupancy import Occupancy, occupancy
 from cute_attn.runtime.pool import compile_many
+from cute_attn.runtime.toolchain import Toolchain
 
 
 class Kernel:
@@ -140,13 +141,14 @@ class Kernel:
         self.launcher(device).launch(grid, stream, arguments.address)
 
 
-def request_of(generated: GeneratedKernel) -> CompileRequest:
-    """What the runtime is asked to compile."""
+def request_of(generated: GeneratedKernel, toolchain: Toolchain | None = None) -> CompileRequest:
+    """What the runtime is asked to compile; `toolchain` None: by the default one."""
     return CompileRequest(
         source=generated.text,
         name=generated.name,
         arch=generated.arch,
         include_dirs=generated.include_dirs,
+        toolchain=toolchain,
     )
 
 
@@ -176,6 +178,20 @@ def _build(spec: KernelSpec) -> Kernel:
     generated = dispatch.emit(spec)
     try:
         return Kernel(generated, build_kernel(request_of(generated)), spec)
+    except CompileError as error:
+        raise in_users_lines(error, spec) from None
+
+
+@cache
+def build_with(spec: KernelSpec, toolchain: str) -> Kernel:
+    """`build` with a toolchain of this name; with the default one, where there is none such here
+    and none is recorded in the caches."""
+    chosen = toolchain_named(toolchain)
+    if chosen is None or chosen == toolchain_in_use():
+        return build(spec)
+    generated = dispatch.emit(spec)
+    try:
+        return Kernel(generated, build_kernel(request_of(generated, chosen)), spec)
     except CompileError as error:
         raise in_users_lines(error, spec) from None
 

@@ -10,6 +10,7 @@ from cute_attn.api.fixed_kernels import FixedKernels
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.side_by_side import SideBySide, Split
 from cute_attn.api.step import Step
+from cute_attn.api.tuned import Tuned, TunedProblem
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.runtime.device import DeviceInfo
 from cute_attn.scheduler import Constants
@@ -24,6 +25,7 @@ class KernelChoice:
         constants: of the device.
         schedule: kernel family to take, or None: chosen by the lengths.
         batch_invariant: choose by each request alone.
+        tuned: what the tune database knows of the device, or None.
     """
 
     def __init__(
@@ -34,12 +36,16 @@ class KernelChoice:
         *,
         schedule: str | None,
         batch_invariant: bool,
+        tuned: Tuned | None = None,
     ) -> None:
         self._shape = shape
         self._info = info
         self._constants = constants
         self._schedule = schedule
         self._batch_invariant = batch_invariant
+        # Kernels of a given family, and pieces of each request alone, are those of the tables.
+        self._tuned = None if schedule is not None or batch_invariant else tuned
+        self._tuned_problems: dict[int | None, TunedProblem | None] = {}
         self._problems: dict[int | None, dispatch.Problem] = {}
         self._specs: dict[tuple[int | None, int, int, bool, str | None], KernelSpec] = {}
         self._splits: dict[int | None, SideBySide] = {}
@@ -53,6 +59,12 @@ class KernelChoice:
         """
         if self._batch_invariant:
             return self._fixed_kernels(step.page_size).spec_of(step.requests)
+        # Of launches side by side each has some of the SMs, which was not measured.
+        if self._tuned is not None and schedule is None and num_sms == self._info.num_sms:
+            tuned = self._tuned_problem(step.page_size)
+            found = None if tuned is None else tuned.spec_of(step)
+            if found is not None:
+                return found
         requests = step.requests
         longest = requests.most_q_len * self._shape.group
         heads = self._shape.num_kv_heads
@@ -92,10 +104,22 @@ class KernelChoice:
     def all_specs(self, page_size: int | None) -> tuple[list[KernelSpec], KernelSpec | None]:
         """Every kernel that some step takes, and the one that may run beside another."""
         specs = dispatch.all_specs(self._problem(page_size), self._schedule)
+        tuned = None if self._tuned is None else self._tuned_problem(page_size)
+        if tuned is not None:
+            specs = list(dict.fromkeys(specs + tuned.all_specs()))
         if self._schedule is not None:
             return specs, None
         pair = self._side_by_side(page_size).specs
         return specs, None if pair is None else pair[1]
+
+    def _tuned_problem(self, page_size: int | None) -> TunedProblem | None:
+        assert self._tuned is not None
+        if page_size not in self._tuned_problems:
+            problem, sms = self._problem(page_size), self._info.num_sms
+            self._tuned_problems[page_size] = self._tuned.of_problem(
+                problem, self._shape.num_kv_heads, sms
+            )
+        return self._tuned_problems[page_size]
 
     def _side_by_side(self, page_size: int | None) -> SideBySide:
         found = self._splits.get(page_size)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from cute_attn import __version__
-from cute_attn.cli import cache, commands, doctor, info
+from cute_attn.cli import cache, commands, doctor, info, tune
 
 app = typer.Typer(
     name="cute-attn",
@@ -51,3 +51,4 @@ app.command("trace")(commands.trace_command)
 app.add_typer(cache.app, name="cache")
 app.command("demo")(commands.demo_command)
 app.command("calibrate")(commands.calibrate_command)
+app.command("tune")(tune.command)

@@ -13,7 +13,14 @@ from typing import Literal
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 PLAIN_WIDTH = 10_000
@@ -51,6 +58,7 @@ def progress_bar(what: str, total: int, *, shown: bool = True) -> Iterator[Calla
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
     disable = not (shown and console.is_terminal and total > 0)
     # Lines printed meanwhile go above the bar, unless standard output is a file.

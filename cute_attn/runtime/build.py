@@ -56,6 +56,30 @@ def find_kernel(request: CompileRequest) -> CompiledKernel | None:
     return _find(request, RequestDigest.of(request))
 
 
+def toolchain_in_use() -> Toolchain | None:
+    """The one that compiles what names none; None if nothing here can compile."""
+    record = read_toolchain()
+    if record is not None:
+        return next((t for t in available_toolchains() if t == record), record)
+    try:
+        return default_toolchain()
+    except ToolchainError:
+        return None
+
+
+def known_toolchains() -> tuple[Toolchain, ...]:
+    """Toolchains that are installed, best first, then those that are recorded in the caches, which
+    may hold kernels of them."""
+    caches = [cache for cache in (*search_path(), disk_cache()) if cache is not None]
+    recorded = [t for cache in caches for t in cache.recorded_toolchains()]
+    return tuple(dict.fromkeys([*available_toolchains(), *sorted(recorded, key=rank)]))
+
+
+def toolchain_named(name: str) -> Toolchain | None:
+    """The known toolchain of this name, or None."""
+    return next((t for t in known_toolchains() if t.name == name), None)
+
+
 def remember(kernel: CompiledKernel) -> CompiledKernel:
     """Keep a kernel that another process built, so that `build_kernel` finds it in memory."""
     key = RequestDigest.of(kernel.request).key(kernel.toolchain)
@@ -113,15 +137,7 @@ def _places(request: CompileRequest) -> Iterator[tuple[DiskCache | None, Toolcha
 
 def _installed(request: CompileRequest) -> Toolchain | None:
     """The toolchain that would compile ``request`` here; None if nothing can."""
-    if request.toolchain is not None:
-        return request.toolchain
-    record = read_toolchain()
-    if record is not None:
-        return next((t for t in available_toolchains() if t == record), record)
-    try:
-        return default_toolchain()
-    except ToolchainError:
-        return None
+    return toolchain_in_use() if request.toolchain is None else request.toolchain
 
 
 def _recorded(cache: DiskCache, request: CompileRequest) -> list[Toolchain]:

@@ -19,9 +19,14 @@ def default_path(name: str, sms: int) -> Path:
     """
     import platformdirs  # not needed where a file is named
 
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     directory = Path(platformdirs.user_config_dir("cute_attn", appauthor=False))
-    return directory / "costs" / f"{slug}-{sms}-sms.json"
+    return directory / "costs" / file_name(name, sms)
+
+
+def file_name(name: str, sms: int) -> str:
+    """Of a file about a kind of GPU, e.g. "nvidia-h200-132-sms.json"."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return f"{slug}-{sms}-sms.json"
 
 
 def find(name: str, sms: int, given: str | Path | None = None) -> Path | None:

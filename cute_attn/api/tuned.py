@@ -1,0 +1,149 @@
+"""What plans take from the tune database: the kernel of a step, if one was found to be faster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from cute_attn.api import dispatch
+from cute_attn.api.kernel import Kernel, build, build_with
+from cute_attn.api.kernel_source import Compiled
+from cute_attn.api.step import Step
+from cute_attn.api.tune_space import candidate_spec
+from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
+from cute_attn.runtime.device import DeviceInfo
+from cute_attn.tuning import Candidate, Database, TunedTable, files
+from cute_attn.tuning.kernel_class import KernelClass, kernel_class
+from cute_attn.tuning.step import StepKey, step_key
+
+
+class Tuned(Compiled):
+    """Kernels that a database names, compiled with the toolchains that it names.
+
+    Args:
+        database: of the GPU.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._table = TunedTable(database)
+        self._toolchains: dict[KernelSpec, str] = {}
+
+    def of_problem(
+        self, problem: dispatch.Problem, num_kv_heads: int, num_sms: int
+    ) -> TunedProblem | None:
+        """What is known of a problem; None: nothing."""
+        if class_of(problem) not in self._table:
+            return None
+        return TunedProblem(self, problem, num_kv_heads, num_sms)
+
+    def nearest(self, of_kernel: KernelClass, key: StepKey) -> Candidate | None:
+        """What is taken for a step; None: the default."""
+        entry = self._table.nearest(of_kernel, key)
+        return None if entry is None or entry.taken is None else entry.taken.candidate
+
+    def winners(self, of_kernel: KernelClass) -> list[tuple[StepKey, Candidate]]:
+        """What is taken for any steps, with what was measured."""
+        found = self._table.winners(of_kernel)
+        return [(entry.key, entry.taken.candidate) for entry in found if entry.taken]
+
+    def prefer(self, spec: KernelSpec, toolchain: str | None) -> None:
+        """From now on the kernel of `spec` is made by this compiler, where it is known."""
+        if toolchain is not None:
+            self._toolchains[spec] = toolchain
+
+    def attention(self, spec: KernelSpec) -> Kernel:
+        """See `build`."""
+        toolchain = self._toolchains.get(spec)
+        return build(spec) if toolchain is None else build_with(spec, toolchain)
+
+
+class TunedProblem:
+    """What a database knows of one problem on one GPU; the answers are remembered."""
+
+    def __init__(
+        self, tuned: Tuned, problem: dispatch.Problem, num_kv_heads: int, num_sms: int
+    ) -> None:
+        self._tuned, self._class = tuned, class_of(problem)
+        self._problem, self._num_kv_heads, self._num_sms = problem, num_kv_heads, num_sms
+        self._specs: dict[StepKey, KernelSpec | None] = {}
+
+    def spec_of(self, step: Step) -> KernelSpec | None:
+        """The kernel of a step; None: that of the tables."""
+        requests = step.requests
+        most = sum(step.band) + 1
+        seen = int(np.dot(requests.q_len, np.minimum(requests.kv_len, most)))
+        key = step_key(
+            requests.most_q_len * self._problem.group,
+            step.q_rows,
+            requests.num_requests,
+            seen,
+            self._problem.group,
+            self._num_kv_heads,
+            self._num_sms,
+        )
+        if key not in self._specs:
+            taken = self._tuned.nearest(self._class, key)
+            self._specs[key] = None if taken is None else self._spec(taken, key)
+        return self._specs[key]
+
+    def all_specs(self) -> list[KernelSpec]:
+        """Every kernel that some step takes."""
+        found = [self._spec(taken, key) for key, taken in self._tuned.winners(self._class)]
+        return [spec for spec in dict.fromkeys(found) if spec is not None]
+
+    def _spec(self, candidate: Candidate, key: StepKey) -> KernelSpec | None:
+        """The kernel of a candidate; None where this version has none such."""
+        try:
+            spec = candidate_spec(self._problem, candidate, key.kind or None)
+        except UnsupportedSpecError:
+            return None
+        self._tuned.prefer(spec, candidate.toolchain)
+        return spec
+
+
+def class_of(problem: dispatch.Problem) -> KernelClass:
+    """The class of kernels of a problem."""
+    return kernel_class(
+        problem.dtype,
+        problem.head_dim_qk,
+        problem.head_dim_vo,
+        problem.group,
+        problem.page_size,
+        problem.variant,
+    )
+
+
+def check_given(tuning: object, **others: object) -> None:
+    """Raises ValueError for a database that is given beside an option (by name) with which no
+    kernel is looked up; those are None or False where there is none such."""
+    if tuning is None or isinstance(tuning, bool):
+        return
+    for name, value in others.items():
+        if value is not None and value is not False:
+            raise ValueError(
+                f"tuning is {str(tuning)!r} and {name} is {str(value)!r}: then no kernel is looked"
+                " up; tuning takes None"
+            )
+
+
+def tuned_of(info: DeviceInfo, given: str | Path | bool | Tuned | None = None) -> Tuned | None:
+    """What is known of a GPU.
+
+    Args:
+        info: the device.
+        given: None: the databases of the package and of the user; False: nothing; a path: that
+            database alone, which must be one of this GPU; or what is known.
+
+    Raises:
+        DatabaseError: the given file cannot be used.
+    """
+    if isinstance(given, Tuned):
+        return given
+    if given is False:
+        return None
+    if given is None or given is True:
+        database = files.known_of(info.name, info.num_sms)
+    else:
+        database = files.read_for_gpu(Path(given), info.name, info.num_sms)
+    return None if database is None or not database.entries else Tuned(database)

@@ -1,0 +1,124 @@
+"""Where databases are, and how several processes write one without losing what others found.
+
+The user's: in `CUTE_ATTN_TUNE_DB`, else in the configuration directory. Those that come with the
+package: cute_attn/tuning/data. Of entries for the same steps the user's are taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from filelock import FileLock
+
+from cute_attn.runtime import cost_files, env
+from cute_attn.tuning.database import Database, DatabaseError, Entry
+
+logger = logging.getLogger("cute_attn")
+
+SHIPPED = Path(__file__).parent / "data"
+
+
+def default_path(name: str, sms: int) -> Path:
+    """The user's database of a GPU; it need not exist.
+
+    Args:
+        name, sms: of the GPU, as CUDA names it.
+    """
+    directory = env.TUNE_DB.get()
+    if directory is None:
+        import platformdirs  # not needed where a directory is named
+
+        directory = Path(platformdirs.user_config_dir("cute_attn", appauthor=False)) / "tuning"
+    return directory / cost_files.file_name(name, sms)
+
+
+def read(path: Path) -> Database:
+    """A database, of whatever GPU it is.
+
+    Raises:
+        DatabaseError: it cannot be read, or it is none; the message names the file.
+    """
+    try:
+        return Database.of_text(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatabaseError(f"{path}: cannot be read: {error}") from error
+    except DatabaseError as error:
+        raise DatabaseError(f"{path}: {error}") from error
+
+
+def read_for_gpu(path: Path, name: str, sms: int) -> Database:
+    """The database of a GPU.
+
+    Raises:
+        DatabaseError: see `read`; or it is of another GPU.
+    """
+    found = read(path)
+    if (found.name, found.sms) != (name, sms):
+        raise DatabaseError(
+            f"{path}: measured on {found.name!r} with {found.sms} SMs, but the GPU is {name!r} with"
+            f" {sms}"
+        )
+    return found
+
+
+def known_of(name: str, sms: int, path: Path | None = None) -> Database | None:
+    """What plans on a GPU look into: the shipped database and the user's, or `path` alone. One that
+    cannot be used is ignored, and said so once.
+
+    Args:
+        name, sms: of the GPU.
+        path: a database; default: as above.
+    """
+    places = [SHIPPED / cost_files.file_name(name, sms), default_path(name, sms)]
+    found: Database | None = None
+    for place in [path] if path is not None else places:
+        one = _usable(place, _changed(place), name, sms)
+        if one is not None:
+            found = one if found is None else found.with_entries(one.entries.values())
+    return found
+
+
+def _changed(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=32)
+def _usable(path: Path, changed: int | None, name: str, sms: int) -> Database | None:
+    if changed is None:
+        return None
+    try:
+        return read_for_gpu(path, name, sms)
+    except DatabaseError as error:
+        logger.warning("tune database ignored: %s", error)
+        return None
+
+
+def store(path: Path, entries: Iterable[Entry], *, name: str, sms: int, arch: str) -> Database:
+    """Adds entries to a database, which others may write at the same time.
+
+    Args:
+        path: the file; made if there is none.
+        entries: what is new.
+        name, sms, arch: of the GPU.
+
+    Returns:
+        what the file holds now.
+
+    Raises:
+        DatabaseError: there is a file that is no database of this GPU and version: it is left
+            alone.
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        start = Database(name, sms, arch, {})
+        known = read_for_gpu(path, name, sms) if path.exists() else start
+        known = known.with_entries(entries)
+        cost_files.write(path, known.text())
+    return known
