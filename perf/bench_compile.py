@@ -1,0 +1,70 @@
+"""Times of cold compiles (section J): source to cubin, one after the other on one core; no GPU.
+
+    python -m perf.bench_compile [--quick] [--match TEXT] [--out FILE]
+
+A dozen kernels of both emitters into an empty cache. `us` is what NVRTC takes (and the assembler,
+where it is another), `emit_us` what the generator takes. The first kernel also loads the compiler,
+so one that is not measured goes before.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+import time
+
+from cute_attn import KernelSpec, Problem, alibi, build, causal, choose, full, rope, soft_cap
+from cute_attn.api.dispatch import emit
+from perf import harness, records
+from perf.bench_plan import cpu_name
+
+QUICK = 3
+
+
+def specs() -> list[KernelSpec]:
+    """Kernels of prefill and decode, plain and with variants, for both architectures."""
+    found = []
+    for arch in ("sm_90a", "sm_80"):
+        for dim in (64, 128, 256):
+            problem = Problem(arch, "bf16", dim, dim, 1, full(), None)
+            found.append(choose(problem, rows=None, long=True))
+        paged = Problem(arch, "bf16", 128, 128, 4, causal(), 16)
+        found += [choose(paged, rows=None), choose(paged, rows=4)]
+    for variant in (causal() & soft_cap(), causal() & alibi(16), causal() & rope()):
+        problem = Problem("sm_90a", "bf16", 128, 128, 1, variant, None)
+        found.append(choose(problem, rows=None, long=True))
+    return list(dict.fromkeys(found))
+
+
+def main() -> int:
+    options = harness.parser("Times of cold compiles, section J.").parse_args()
+    wanted = [spec for spec in specs() if options.match in spec.name]
+    wanted = wanted[:QUICK] if options.quick else wanted
+    if not wanted:
+        print(f"no kernel's name contains {options.match!r}", file=sys.stderr)
+        return 2
+    machine = {"cpu": cpu_name(), "cores": os.cpu_count(), "python": platform.python_version()}
+    first = records.environment(harness.toolchain(wanted[0])) | machine
+    results = records.Records(options.out or records.default_path("compile"), first)
+    with tempfile.TemporaryDirectory() as empty:
+        os.environ["CUTE_ATTN_CACHE_DIR"] = empty
+        os.environ.pop("CUTE_ATTN_CACHE_PATH", None)  # other caches to look in
+        os.environ.pop("CUTE_ATTN_NO_COMPILE", None)
+        build(choose(Problem("sm_80", "fp16", 64, 64, 1, full(), None), rows=None))
+        for spec in wanted:
+            begin = time.perf_counter()
+            emit(spec)
+            emitted = time.perf_counter() - begin
+            compiled = build(spec).compiled
+            assert not compiled.from_cache, spec.name
+            us = 1e6 * compiled.compile_seconds
+            results.add("J", spec.name, us=us, emit_us=1e6 * emitted)
+            print(f"{spec.name:64s} {us / 1e6:5.2f} s", flush=True)
+    print(f"rows: {results.path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
