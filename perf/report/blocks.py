@@ -1,0 +1,76 @@
+"""What sections are made of: tables, figures and gaps, each with where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from markupsafe import Markup
+
+from perf.report.archive import Record
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where numbers come from: a record and the command that wrote it, or a command alone."""
+
+    command: str
+    record: str = ""
+    commit: str = ""
+    date: str = ""
+    gpu: str = ""
+
+    @classmethod
+    def of(cls, record: Record) -> Source:
+        head = record.head
+        return cls(record.command, record.name, head["commit"], record.date, head["gpu"])
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text; the first `left` columns are words, the others numbers."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    sources: Sequence[Source]
+    text: str = ""
+    left: int = 1
+    folded: bool = False
+    kind: str = "table"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Pictures side by side under one legend; `table` holds the numbers that they show."""
+
+    title: str
+    panels: Sequence[Markup]
+    legend: Sequence[tuple[Markup, str]]
+    sources: Sequence[Source]
+    text: str = ""
+    table: Table | None = None
+    kind: str = "figure"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What no record says, and the command that would say it, if there is one."""
+
+    title: str
+    text: str
+    command: str = ""
+    kind: str = "gap"
+
+
+Block = Table | Figure | Gap
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page."""
+
+    id: str
+    title: str
+    text: str
+    blocks: Sequence[Block] = field(default_factory=list)
