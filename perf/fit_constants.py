@@ -55,11 +55,7 @@ def measured_rows(rows: Iterable[Row], sections: str | None = None) -> list[Meas
     clocks: list[float | None] = []
     for row in rows:
         case = cases.get((row.get("sec", ""), row.get("cfg", "")))
-        if (
-            case is None
-            or row.get("peer") != "cute_attn"
-            or case.sec not in (sections or case.sec)
-        ):
+        if case is None or row.get("peer") != "cute_attn" or case.sec not in (sections or case.sec):
             continue
         found.append(_measurement(case, row))
         clocks.append(row.get("sm_mhz"))

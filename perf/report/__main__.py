@@ -12,8 +12,8 @@ from perf.records import RESULTS
 from perf.report import page, summary
 from perf.report.archive import RecordError, read_archive
 
-DESCRIPTION = """One self-contained HTML page from records: goals, rooflines, peers, plans, published
-results, tests. Needs no GPU and no network."""
+DESCRIPTION = """One self-contained HTML page from records: goals, rooflines, peers, plans,
+published results, tests. Needs no GPU and no network."""
 EXAMPLES = """examples:
   python -m perf.report                                 report.html from perf/results
   python -m perf.report --results /tmp/mine --out mine.html

@@ -9,11 +9,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from perf.joining import is_ours
 from perf.records import ROOT, Row
 
 HEAD_FIELDS = ("gpu", "commit", "command", "date")
-NUMBERS = ("us", "us_graph", "tflops", "tflops_graph", "gbps", "gbps_graph", "err", "floor_us")
+NUMBERS: tuple[str, ...] = (
+    "us",
+    "us_graph",
+    "tflops",
+    "tflops_graph",
+    "gbps",
+    "gbps_graph",
+    "err",
+    "floor_us",
+)
 NUMBERS += ("plan_us", "imbalance", "device_us", "next_us", "emit_us", "of_plain", "seconds")
+NEEDED = {sec: ("us",) for sec in ("A", "A16", "B", "F", "J", "L", "M", "N", "P", "R", "W")}
+NEEDED |= {sec: ("us_graph",) for sec in ("C", "K", "Q", "T", "X")}
+NEEDED |= {"H": ("us", "tflops"), "G": ("outcome",), "S": ("outcome",), "V": ("of_plain",)}
+"""What a row of ours has at least."""
 STANDARD = ("prefill", "decode", "steps", "variants")
 """Benchmarks as users would run the kernels: what goals are for."""
 
@@ -42,6 +56,11 @@ class Record:
         stem = re.sub(r"-\d{4}-\d{2}-\d{2}$", "", Path(self.name).stem)
         gpu = str(self.head["gpu"]).removeprefix("NVIDIA ").lower()
         return stem.removesuffix("-" + re.sub(r"[^a-z0-9]+", "-", gpu).strip("-"))
+
+    @property
+    def short_name(self) -> str:
+        """Its name within the folder of records."""
+        return self.name.removeprefix("perf/results/")
 
     @property
     def command(self) -> str:
@@ -150,4 +169,7 @@ def _problem(row: Any, *, is_first: bool) -> str:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number and value not in ("nan", "inf", "-inf"):
             return f"{key} is {value!r}; it takes a number"
+    if is_ours(row):
+        missing = [key for key in NEEDED.get(row["sec"], ()) if key not in row]
+        return f"it lacks {', '.join(missing)}" if missing else ""
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,16 +29,27 @@ class Source:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text; the first `left` columns are words, the others numbers."""
+    """Rows of text; columns that hold nothing but numbers are aligned as such."""
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     sources: Sequence[Source]
     text: str = ""
-    left: int = 1
     folded: bool = False
     kind: str = "table"
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Of each column: are its cells numbers?"""
+        return [
+            any(cells := [row[i] for row in self.rows]) and all(map(_is_number, cells))
+            for i in range(len(self.head))
+        ]
+
+
+def _is_number(cell: str) -> bool:
+    return re.fullmatch(r"([-+]?[\d,.]+(e-?\d+)?( ?%)?)?", cell) is not None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,10 @@ _MOST_FAILURES = 50
 
 def section(archive: Archive) -> Section:
     """Tests and sanitizers."""
-    text = "Every kernel is held against a dense float64 softmax; poisoned memory, repeats, random delays."
+    text = (
+        "Every kernel is held against a dense float64 softmax; poisoned memory, repeats, random"
+        " delays."
+    )
     return Section("tests", "Tests on the GPU", text, [*_tests(archive), _sanitizers(archive)])
 
 
@@ -38,8 +41,8 @@ def _tests(archive: Archive) -> list[Block]:
     rows.append(["all", *(str(total[o]) for o in outcomes), "", ""])
     said = ", ".join(f"{total[o]:,} {o}" for o in outcomes)
     text = (
-        f"{said}, commit {record.head['commit']}. Errors are Frobenius-relative where a test notes one;"
-        " outputs are 16-bit. Tests of damaged inputs and of capacities note none."
+        f"{said}, commit {record.head['commit']}. Errors are Frobenius-relative where a test notes"
+        " one; outputs are 16-bit. Tests of damaged inputs and of capacities note none."
     )
     head = ("file", *outcomes, "largest error", "case")
     blocks: list[Block] = [Table("GPU tests", head, rows, [Source.of(record)], text)]
@@ -48,7 +51,7 @@ def _tests(archive: Archive) -> list[Block]:
         lines = [[row["cfg"], str(row.get("test", "")), str(row.get("outcome"))] for row in failed]
         title = f"What did not pass ({len(failed)})"
         listed = lines[:_MOST_FAILURES]
-        blocks.append(Table(title, ("case", "test", "outcome"), listed, [Source.of(record)], left=3))
+        blocks.append(Table(title, ("case", "test", "outcome"), listed, [Source.of(record)]))
     return blocks
 
 
@@ -64,9 +67,9 @@ def _sanitizers(archive: Archive) -> Block:
             counts = [str(row.get(k, "")) for k in ("tests", "errors", "warnings")]
             rows.append([record.bench, word, tests, record.head["commit"], *counts])
     text = (
-        "Reports of racecheck that are understood, and one that is open, are explained in perf/README.md"
-        " under “Sanitizer”; nothing is filtered out. Mind the commits: kernels made since have not"
-        " run under it."
+        "Reports of racecheck that are understood, and one that is open, are explained in"
+        " perf/README.md under “Sanitizer”; nothing is filtered out. Mind the commits: kernels"
+        " made since have not run under it."
     )
     head = ("tool", "outcome", "tests named", "commit", "tests", "errors", "warnings")
-    return Table("compute-sanitizer", head, rows, [Source.of(r) for r in records], text, left=4)
+    return Table("compute-sanitizer", head, rows, [Source.of(r) for r in records], text)

@@ -39,7 +39,7 @@ def head(archive: Archive) -> list[tuple[str, str]]:
         ("compiler of the kernels", values("toolchain")),
         ("records", f"{len(archive.records)} with {rows:,} rows, measured {span}"),
         ("commits measured", values("commit")),
-        ("page and predictions by commit", records.commit()),
+        ("page made by commit", records.commit()),
     ]
 
 

@@ -22,7 +22,10 @@ def section(archive: Archive) -> Section:
         _launches(archive),
         _compiles(archive),
     ]
-    text = "How good plans of real batches are, how long the host takes, and the first call of a kernel."
+    text = (
+        "How good plans of real batches are, how long the host takes, and the first call of a"
+        " kernel."
+    )
     return Section("plans", "Plans, host and compiler", text, blocks)
 
 
@@ -61,10 +64,10 @@ def _steps(archive: Archive) -> Block:
         (svg.rule_swatch(), "floor"),
     ]
     text = (
-        "Sixteen continuous-batching steps of production traces and a mixed batch, one call each, 32/8"
-        " heads, page size 16. The floor is the larger of FLOPs at 796 TFLOP/s and bytes at 4,633 GB/s,"
-        " measured on an H200. Imbalance is the work of the longest thread block over the mean of"
-        " the first launch's plan."
+        "Sixteen continuous-batching steps of production traces and a mixed batch, one call each,"
+        " 32/8 heads, page size 16. The floor is the larger of FLOPs at 796 TFLOP/s and bytes at"
+        " 4,633 GB/s, measured on an H200. Imbalance is the work of the longest thread block over"
+        " the mean of the first launch's plan."
     )
     head = ("step", "floor µs", "µs", "of the floor", "best peer's", "best peer", "imbalance")
     sources = [Source.of(record)]
@@ -85,19 +88,30 @@ def _predictions(archive: Archive) -> Block:
             return Gap(title, f"{record.name} no longer fits the planner: {error}", record.command)
         for case in cases:
             us = case.predicted_us(BUILT_IN)
-            errors.setdefault(case.name.split(" ", 1)[1], []).append((us, case.us, us / case.us - 1))
+            errors.setdefault(case.name.split(" ", 1)[1], []).append(
+                (us, case.us, us / case.us - 1)
+            )
     rows = [
-        [name, *(f for us, measured, error in found for f in (f"{us:,.1f}", f"{measured:,.1f}", f"{error:+.1%}"))]
+        [
+            name,
+            *(
+                cell
+                for one in found
+                for cell in (f"{one[0]:,.1f}", f"{one[1]:,.1f}", f"{one[2]:+.1%}")
+            ),
+        ]
         for name, found in errors.items()
-    ]  # fmt: skip
+    ]
     dots = [
-        svg.Dots(name, [(100 * e, i, f"{e:+.1%} of {us:,.1f} us") for i, (_, us, e) in enumerate(found)])
+        svg.Dots(
+            name, [(100 * e, i, f"{e:+.1%} of {us:,.1f} us") for i, (_, us, e) in enumerate(found)]
+        )
         for name, found in errors.items()
     ]
     most = max(abs(e) for found in errors.values() for _, _, e in found)
     limit = max(15.0, 100 * most)
-    axis = svg.Axis("predicted time over measured time, % off", -limit, limit,
-                    [(v, f"{v:+d} %" if v else "0") for v in (-15, -10, -5, 0, 5, 10, 15)])  # fmt: skip
+    ticks = [(float(v), f"{v:+d}" if v else "0") for v in (-15, -10, -5, 0, 5, 10, 15)]
+    axis = svg.Axis("predicted time over measured time, % off", -limit, limit, ticks)
     half = (len(dots) + 1) // 2
     panels = [
         svg.dots(f"Error of predictions ({n} of 2)", part, axis, 0.0, log=False)
@@ -109,7 +123,7 @@ def _predictions(archive: Archive) -> Block:
         for i in range(len(records))
     ]
     legend = [
-        (svg.swatch(i), f"{record.name.removeprefix('perf/results/')}, {means[i]:.1%} off on average")
+        (svg.swatch(i), f"{record.short_name}, {means[i]:.1%} off on average")
         for i, record in enumerate(records)
     ]
     text = (
@@ -141,12 +155,12 @@ def _planner(archive: Archive) -> Block:
         if cfg == "decode plan b256 host indptr"
     )
     text = (
-        "The planner alone: first a plan from nothing, then steps that follow each other by a token, then"
-        " planned by a kernel within a CUDA graph."
+        "The planner alone: first a plan from nothing, then steps that follow each other by a"
+        " token, then planned by a kernel within a CUDA graph."
     )
     text += f" Peers, 256 decodes, host lengths: {of} µs." if of else ""
     head = ("case", "host", "on the host", "in a row", "on the device")
-    return Table(title, head, rows, [Source.of(r) for r in records], text, left=2, folded=True)
+    return Table(title, head, rows, [Source.of(r) for r in records], text, folded=True)
 
 
 def _launches(archive: Archive) -> Block:
@@ -180,9 +194,17 @@ def _compiles(archive: Archive) -> Block:
     ]
     high = 1.1 * max(value for row in dots for value, _, _ in row.dots)
     ticks = [(float(v), f"{v} s") for v in range(0, int(high) + 1)]
-    panels = [svg.dots("Cold compile, seconds", dots, svg.Axis("seconds", 0.0, high, ticks), None, log=False)]
+    panels = [
+        svg.dots(
+            "Cold compile, seconds", dots, svg.Axis("seconds", 0.0, high, ticks), None, log=False
+        )
+    ]
     rows = [
-        [row["cfg"], f"{row['us'] / 1e6:.2f}", f"{row['emit_us'] / 1e3:.1f}" if "emit_us" in row else ""]
+        [
+            row["cfg"],
+            f"{row['us'] / 1e6:.2f}",
+            f"{row['emit_us'] / 1e3:.1f}" if "emit_us" in row else "",
+        ]
         for row in record.of("J")
     ]
     sources = [Source.of(record)]
@@ -190,8 +212,12 @@ def _compiles(archive: Archive) -> Block:
     text = f"Source to cubin into an empty cache, one kernel at a time on one core ({machine})."
     if launch is not None and (loads := _loads(launch)):
         sources.append(Source.of(launch))
-        text += f" A kernel that is in the cache is loaded in {min(loads):.1f} to {max(loads):.1f} ms."
-    table = Table("The numbers", ("kernel", "compile, s", "generate, ms"), rows, sources, folded=True)
+        text += (
+            f" A kernel that is in the cache is loaded in {min(loads):.1f} to {max(loads):.1f} ms."
+        )
+    table = Table(
+        "The numbers", ("kernel", "compile, s", "generate, ms"), rows, sources, folded=True
+    )
     return Figure(title, panels, [(svg.swatch(0), "a kernel")], sources, text, table)
 
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from perf.cases import decode
 from perf.cases.prefill import CHUNK_LENGTHS, PREFILL_HEADS, PREFILL_LENGTHS
 from perf.joining import OURS, Row, best_peers, is_ours, is_wrong
-from perf.rates import best, lines_of, short
+from perf.rates import Line, best, lines_of, short
 from perf.report import svg
 from perf.report.archive import Archive, Record
 from perf.report.blocks import Block, Figure, Gap, Section, Source, Table
@@ -20,13 +20,11 @@ _STYLES = {OURS: 0, "best recorded peer": 1, "fa3": 2, "sdpa_cudnn": 3}
 _LENGTHS = svg.Axis(
     "sequence length, 16k tokens in all", 512, 16384, [(n, short(n)) for n in PREFILL_LENGTHS]
 )
-_CHUNKS = svg.Axis(
-    "keys before the chunk", 8192, 131072, [(n, short(n)) for n in (*CHUNK_LENGTHS, 65536)]
-)
+_CHUNKS = svg.Axis("keys", 8192, 131072, [(n, short(n)) for n in (*CHUNK_LENGTHS, 65536)])
 _BYTES = svg.Axis(
     "bytes of K and V",
     3e6,
-    2e10,
+    5e10,
     [(1e7, "10 MB"), (1e8, "100 MB"), (1e9, "1 GB"), (1e10, "10 GB")],
 )
 
@@ -39,7 +37,7 @@ def section(archive: Archive) -> Section:
     )
     makers: Sequence[tuple[str, str, Callable[[Archive, Record], Figure], str]] = (
         ("A", "Prefill over sequence length", _prefill, "python -m perf.bench_prefill --section A"),
-        ("K", "Long context: chunks of 256 queries", _chunks, "python -m perf.bench_prefill --section K"),
+        ("K", "Long context: 256 queries", _chunks, "python -m perf.bench_prefill --section K"),
         ("C", "Decode over bytes read", _decode, "python -m perf.bench_decode"),
     )  # fmt: skip
     blocks: list[Block] = []
@@ -89,12 +87,13 @@ def _prefill(archive: Archive, record: Record) -> Figure:
     rule = f"matrix product 8192³ of the same run, {matrix:.0f} TFLOP/s" if matrix else ""
     text = (
         "Dense prefill, bf16; causal cases count half of the square. “Best recorded peer” is the"
-        " fastest in perf/peers/h200.jsonl, measured on another H200; the others ran turn by turn with"
-        " ours. A long product runs at the card's power limit, so attention may lie above its line."
+        " fastest in perf/peers/h200.jsonl, measured on another H200; the others ran turn by turn"
+        " with ours. A long product runs at the card's power limit, so attention may lie above"
+        " its line."
     )
     head = ("TFLOP/s", "who", *map(short, PREFILL_LENGTHS))
     sources = [Source.of(record)]
-    table = Table("The numbers", head, rows, sources, left=2, folded=True)
+    table = Table("The numbers", head, rows, sources, folded=True)
     title = "Prefill over sequence length"
     return Figure(title, panels, _legend(_same_run(names), rule), sources, text, table)
 
@@ -106,10 +105,12 @@ def _same_run(names: dict[str, int]) -> list[tuple[str, int]]:
 
 def _chunks(archive: Archive, record: Record) -> Figure:
     matrix = ceiling(record, "tflops")
-    rates = defaultdict(dict)
+    rates: dict[tuple[str, str], Line] = defaultdict(dict)
     for who, source in ((OURS, record.rows), ("best recorded peer", archive.peers)):
         for row in _right(source):
-            match = re.fullmatch(r"(\S+) q256 kv(\d+)", row["cfg"]) if row.get("sec") == "K" else None
+            match = (
+                re.fullmatch(r"(\S+) q256 kv(\d+)", row["cfg"]) if row.get("sec") == "K" else None
+            )
             if match is None or "tflops_graph" not in row or is_ours(row) != (who == OURS):
                 continue
             line = rates[match[1], who]
@@ -117,16 +118,16 @@ def _chunks(archive: Archive, record: Record) -> Figure:
     y_max = 1.08 * max([matrix or 0.0, *(r for line in rates.values() for r in line.values())])
     panels, rows = [], []
     for heads in dict.fromkeys(heads for heads, _ in rates):
-        who = [name for name in _STYLES if rates.get((heads, name))]
-        series = [svg.Series(n, sorted(rates[heads, n].items()), _STYLES[n]) for n in who]
+        present = [name for name in _STYLES if rates.get((heads, name))]
+        series = [svg.Series(n, sorted(rates[heads, n].items()), _STYLES[n]) for n in present]
         panels.append(svg.lines(f"{heads} heads", series, _CHUNKS, "TFLOP/s", y_max, matrix))
-        rows += [[heads, n, *(_cell(rates[heads, n].get(k)) for k in CHUNK_LENGTHS)] for n in who]
+        rows += [[heads, n, *(_cell(rates[heads, n].get(k)) for k in CHUNK_LENGTHS)] for n in present]
     rule = f"matrix product 8192³ of the same run, {matrix:.0f} TFLOP/s" if matrix else ""
     names = [(name, style) for name, style in _STYLES.items() if any(n == name for _, n in rates)]
     text = "The last 256 rows of one prompt over its paged cache, in a replayed CUDA graph."
     sources = [Source.of(record)]
     head = ("TFLOP/s", "who", *map(short, CHUNK_LENGTHS))
-    table = Table("The numbers", head, rows, sources, left=2, folded=True)
+    table = Table("The numbers", head, rows, sources, folded=True)
     title = "Long context: chunks of 256 queries"
     return Figure(title, panels, _legend(names, rule), sources, text, table)
 
@@ -135,7 +136,9 @@ def _decode(archive: Archive, record: Record) -> Figure:
     reads = ceiling(record, "gbps_graph")
     peers = best_peers(archive.peers)
     size = {case.cfg: case.kv_bytes for case in decode()}
-    panels_of: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    panels_of: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     rows = []
     for row in record.of("C"):
         name = row["cfg"]
@@ -157,18 +160,16 @@ def _decode(archive: Archive, record: Record) -> Figure:
         series = [svg.Series(n, sorted(p), _STYLES[n], False) for n, p in panel.items()]
         panels.append(svg.lines(_shape(title), series, _BYTES, "GB/s", y_max, reads))
     text = (
-        "One token for each of 1 to 256 requests over a paged cache: lengths constant (1k, 8k), uniform"
-        " to 8k and Zipf of mean 2k; bf16, in a replayed CUDA graph over rotating caches. Peers were"
-        " measured on another H200, which reads at 4,633 GB/s."
+        "One token for each of 1 to 256 requests over a paged cache: lengths constant (1k, 8k),"
+        " uniform to 8k and Zipf of mean 2k; bf16, in a replayed CUDA graph over rotating caches."
+        " Peers were measured on another H200, which reads at 4,633 GB/s."
     )
     rule = f"streaming read of the same run, {reads:,.0f} GB/s" if reads else ""
     names = [(name, style) for name, style in _STYLES.items() if style < 2]
     sources = [Source.of(record)]
     head = ("case", "MB of K and V", "GB/s", "best peer's GB/s", "best peer")
     table = Table("The numbers", head, rows, sources, folded=True)
-    return Figure(
-        "Decode over bytes read", panels, _legend(names, rule), sources, text, table
-    )
+    return Figure("Decode over bytes read", panels, _legend(names, rule), sources, text, table)
 
 
 def _shape(title: str) -> str:

@@ -48,9 +48,10 @@ def live(cell: Cell) -> float | None:
 def section(archive: Archive) -> Section:
     """The whole comparison."""
     text = (
-        "Ratio = fastest peer's time over ours: above 1 we are faster. “Recorded” peers are those of"
-        " perf/peers/h200.jsonl (FlashAttention-3 and 4, FlashInfer 0.7.4, cuDNN, FlexAttention,"
-        " FlashMLA), all on one other H200; peers of the same run took turns with ours on the same card."
+        "Ratio = fastest peer's time over ours: above 1 we are faster. “Recorded” peers are those"
+        " of perf/peers/h200.jsonl (FlashAttention-3 and 4, FlashInfer 0.7.4, cuDNN,"
+        " FlexAttention, FlashMLA), all on one other H200; peers of the same run took turns with"
+        " ours on the same card."
     )
     joined = {r.name: join(r.rows, archive.peers) for r in archive.records if r.of(*TITLES)}
     blocks: list[Block] = [_picture(archive, joined), _means(archive, joined)]
@@ -68,7 +69,9 @@ def section(archive: Archive) -> Section:
 def _gap(sec: str) -> Gap:
     what = f"Section {sec}, {TITLES[sec]}"
     if sec == "D":
-        return Gap(what, "not measured: there are no kernels for MLA decode here; peers' times are known")
+        return Gap(
+            what, "not measured: there are no kernels for MLA decode here; peers' times are known"
+        )
     return Gap(what, "not measured: no record holds it", COMMANDS.get(sec, ""))
 
 
@@ -90,10 +93,14 @@ def _picture(archive: Archive, joined: dict[str, list[Cell]]) -> Block:
         )
         numbers.append([sec, title, f"{mean:.3f}", f"{min(found)[0]:.3f}", f"{max(found)[0]:.3f}"])
     if not rows:
-        return Gap("Ratios", "no record shares a case with the peers", "python -m perf.bench_prefill")
-    ticks = [(v, f"{v:g}x") for v in (0.8, 1, 1.25, 1.6, 2, 3, 4, 8)]
+        return Gap(
+            "Ratios", "no record shares a case with the peers", "python -m perf.bench_prefill"
+        )
+    ticks = [(v, f"{v:g}x") for v in (0.8, 1, 1.5, 2, 3, 4, 8)]
     high = max(1.3, *(value for row in rows for value, _, _ in row.dots)) * 1.05
-    axis = svg.Axis("times as fast as the best recorded peer", 0.75, high, [t for t in ticks if t[0] <= high])
+    axis = svg.Axis(
+        "times as fast as the best recorded peer", 0.75, high, [t for t in ticks if t[0] <= high]
+    )
     half = math.ceil(len(rows) / 2)
     panels = [svg.dots(f"Sections {part[0].label[:1]} to {part[-1].label[:1]}", part, axis, 1.0)
               for part in (rows[:half], rows[half:]) if part]  # fmt: skip
@@ -105,7 +112,7 @@ def _picture(archive: Archive, joined: dict[str, list[Cell]]) -> Block:
     ]
     sources = [Source.of(record) for record in used.values()]
     head = ("section", "", "geometric mean", "worst", "best")
-    table = Table("The numbers", head, numbers, sources, left=2, folded=True)
+    table = Table("The numbers", head, numbers, sources, folded=True)
     text = "The newest record of each section. Every case is a dot."
     return Figure("Ratios by section", panels, legend, sources, text, table)
 
@@ -119,21 +126,26 @@ def _means(archive: Archive, joined: dict[str, list[Cell]]) -> Block:
             if not any(groups):
                 continue
             used[record.name] = record
-            line = [f"{sec} {title}", record.name.removeprefix("perf/results/")]
+            line = [f"{sec} {title}"]
             for found in groups:
                 mean = geometric_mean([v for v, _ in found])
                 worst = min(found) if found else (math.nan, "")
-                line += [f"{len(found)}", f"{mean:.2f}", f"{worst[0]:.2f}", worst[1]] if found else [""] * 4
-            rows.append(line)
+                line += (
+                    [f"{len(found)}", f"{mean:.2f}", f"{worst[0]:.2f}", worst[1]]
+                    if found
+                    else [""] * 4
+                )
+            rows.append([*line, record.short_name])
     title = "Geometric mean and worst case, by every record"
     if not rows:
         return Gap(title, "no record shares a case with the peers", "python -m perf.bench_prefill")
-    head = ("section", "record") + ("cases", "mean", "worst", "worst case") * 2
+    head = ("section", *("cases", "mean", "worst", "worst case") * 2, "record")
     text = (
-        "First against the best recorded peer, then (the last four columns) against the best peer of the"
-        " same run. Records of forced kernels (prefill-ampere) and of batch invariance are named so."
+        "First against the best recorded peer, then (the second four columns) against the best"
+        " peer of the same run. Records of forced kernels (prefill-ampere) and of batch"
+        " invariance are named so."
     )
-    return Table(title, head, rows, [Source.of(r) for r in used.values()], text, left=2)
+    return Table(title, head, rows, [Source.of(r) for r in used.values()], text)
 
 
 def _cases(sec: str, record: Record, cells: Sequence[Cell]) -> Table:
@@ -148,13 +160,23 @@ def _cases(sec: str, record: Record, cells: Sequence[Cell]) -> Table:
         if not cell.ratio:
             line[4] = cell.note
         rows.append(line)
-    head = ("case", "µs", "rate", "ratio", "best recorded peer, µs", "ratio", "best of the same run, µs")
+    head = (
+        "case",
+        "µs",
+        "rate",
+        "ratio",
+        "best recorded peer, µs",
+        "ratio",
+        "best of the same run, µs",
+    )
     title = f"Section {sec}, {TITLES[sec]}: every case"
     return Table(title, head, rows, [Source.of(record)], folded=True)
 
 
 def _rate(cell: Cell) -> str:
-    graph = "_graph" if "us_graph" in cell.row and cell.row["sec"] in ("C", "K", "Q", "T", "X") else ""
+    graph = (
+        "_graph" if "us_graph" in cell.row and cell.row["sec"] in ("C", "K", "Q", "T", "X") else ""
+    )
     for field, unit in (("tflops", "TFLOP/s"), ("gbps", "GB/s")):
         value = cell.row.get(field + graph, cell.row.get(field))
         if isinstance(value, int | float):
@@ -168,12 +190,14 @@ def _head_dims(record: Record) -> Table:
     shapes = dict.fromkeys(" ".join(cfg.split()[1:]) for cfg in own)
 
     def rate(dim: int, shape: str) -> str:
-        row = next((r for cfg, r in own.items() if cfg.split() == [f"d{dim}", *shape.split()]), None)
+        row = next(
+            (r for cfg, r in own.items() if cfg.split() == [f"d{dim}", *shape.split()]), None
+        )
         return f"{row['tflops']:.0f}" if row and "tflops" in row else ""
 
     rows = [[shape, *(rate(dim, shape) for dim in dims)] for shape in shapes]
     head = ("TFLOP/s", *(f"head_dim {dim}" for dim in dims))
-    text = "No peer was measured: these are held against our head_dim 128 and 256. No padding counted."
+    text = (
+        "No peer was measured: these are held against our head_dim 128 and 256. No padding counted."
+    )
     return Table("Section H, prefill, other head dims", head, rows, [Source.of(record)], text)
-
-

@@ -79,7 +79,9 @@ def _svg(height: float, title: str, parts: Sequence[str]) -> Markup:
 
 
 def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "middle") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{escape(text)}</text>'
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{escape(text)}</text>'
+    )
 
 
 def nice_step(high: float) -> float:
@@ -103,14 +105,18 @@ def lines(
     step = nice_step(y_max)
     for i in range(int(y_max / step + 1e-9) + 1):
         _, y = at(x.low, i * step)
-        parts.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
+        parts.append(
+            f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>'
+        )
         parts.append(_text(_LEFT - 5, y + 4, f"{i * step:g}", "", "end"))
     for value, text in x.ticks:
         parts.append(_text(at(value, 0)[0], _TOP + _PLOT_HEIGHT + 15, text))
     parts.append(_text((_LEFT + WIDTH) / 2, height - 6, x.label))
     if rule is not None:
         y = at(x.low, rule)[1]
-        parts.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="rule"/>')
+        parts.append(
+            f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="rule"/>'
+        )
     for one in reversed(series):  # the first lies on top
         places = [at(*point) for point in one.points]
         if one.joined and len(places) > 1:
