@@ -24,7 +24,9 @@ NUMBERS: tuple[str, ...] = (
     "floor_us",
 )
 NUMBERS += ("plan_us", "imbalance", "device_us", "next_us", "emit_us", "of_plain", "seconds")
-NEEDED = {sec: ("us",) for sec in ("A", "A16", "B", "F", "J", "L", "M", "N", "P", "R", "W")}
+NEEDED: dict[str, tuple[str, ...]] = {
+    sec: ("us",) for sec in ("A", "A16", "B", "F", "J", "L", "M", "N", "P", "R", "W")
+}
 NEEDED |= {sec: ("us_graph",) for sec in ("C", "K", "Q", "T", "X")}
 NEEDED |= {"H": ("us", "tflops"), "G": ("outcome",), "S": ("outcome",), "V": ("of_plain",)}
 """What a row of ours has at least."""

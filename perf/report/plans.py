@@ -49,7 +49,9 @@ def _steps(archive: Archive) -> Block:
         line[6] = f"{row['imbalance']:.3f}" if row.get("imbalance") else ""
         rows.append(line)
         dots.append(svg.Dots(row["cfg"], points))
-    high = max(2.0, *(value for row in dots for value, _, _ in row.dots)) * 1.03
+    if not dots:
+        return Gap(title, f"{record.name} has no floors", "python -m perf.bench_steps")
+    high = max([2.0, *(value for row in dots for value, _, _ in row.dots)]) * 1.03
     ticks = [(v / 4, f"{v / 4:g}x") for v in range(4, int(4 * high) + 1)]
     axis = svg.Axis("time over the floor", 1.0, high, ticks)
     half = (len(dots) + 1) // 2

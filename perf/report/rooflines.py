@@ -43,8 +43,9 @@ def section(archive: Archive) -> Section:
     blocks: list[Block] = []
     for sec, title, make, command in makers:
         record = archive.newest(sec)
-        gap = f"no record holds section {sec}"
-        blocks.append(make(archive, record) if record else Gap(title, gap, command))
+        gap = f"no record holds results of section {sec}"
+        figure = make(archive, record) if record else None
+        blocks.append(figure if figure and figure.panels else Gap(title, gap, command))
     return Section("rooflines", "Rooflines", text, blocks)
 
 
@@ -63,7 +64,8 @@ def _prefill(archive: Archive, record: Record) -> Figure:
     measured, recorded = lines_of(_right(record.rows)), lines_of(_right(archive.peers))
     panels, rows, names = [], [], {OURS: 0}
     y_max = 1.08 * max(
-        [rate for panel in measured.values() for line in panel.values() for rate in line.values()]
+        [1.0]
+        + [rate for panel in measured.values() for line in panel.values() for rate in line.values()]
         + ([matrix] if matrix else [])
     )
     for dim in PREFILL_HEADS:
@@ -115,13 +117,15 @@ def _chunks(archive: Archive, record: Record) -> Figure:
                 continue
             line = rates[match[1], who]
             line[int(match[2])] = max(row["tflops_graph"], line.get(int(match[2]), 0.0))
-    y_max = 1.08 * max([matrix or 0.0, *(r for line in rates.values() for r in line.values())])
+    y_max = 1.08 * max([1.0, matrix or 0.0, *(r for line in rates.values() for r in line.values())])
     panels, rows = [], []
     for heads in dict.fromkeys(heads for heads, _ in rates):
         present = [name for name in _STYLES if rates.get((heads, name))]
         series = [svg.Series(n, sorted(rates[heads, n].items()), _STYLES[n]) for n in present]
         panels.append(svg.lines(f"{heads} heads", series, _CHUNKS, "TFLOP/s", y_max, matrix))
-        rows += [[heads, n, *(_cell(rates[heads, n].get(k)) for k in CHUNK_LENGTHS)] for n in present]
+        for name in present:
+            line = rates[heads, name]
+            rows.append([heads, name, *(_cell(line.get(keys)) for keys in CHUNK_LENGTHS)])
     rule = f"matrix product 8192³ of the same run, {matrix:.0f} TFLOP/s" if matrix else ""
     names = [(name, style) for name, style in _STYLES.items() if any(n == name for _, n in rates)]
     text = "The last 256 rows of one prompt over its paged cache, in a replayed CUDA graph."
@@ -154,7 +158,7 @@ def _decode(archive: Archive, record: Record) -> Figure:
             line[3:] = [_cell(rate), peer[1]]
         rows.append(line)
     rates = [y for panel in panels_of.values() for points in panel.values() for _, y in points]
-    y_max = 1.08 * max([*rates, reads or 0.0])
+    y_max = 1.08 * max([1.0, *rates, reads or 0.0])
     panels = []
     for title, panel in panels_of.items():
         series = [svg.Series(n, sorted(p), _STYLES[n], False) for n, p in panel.items()]
