@@ -24,6 +24,7 @@ NUMBERS: tuple[str, ...] = (
     "floor_us",
 )
 NUMBERS += ("plan_us", "imbalance", "device_us", "next_us", "emit_us", "of_plain", "seconds")
+NUMBERS += ("speedup", "spread")
 NEEDED: dict[str, tuple[str, ...]] = {
     sec: ("us",) for sec in ("A", "A16", "B", "F", "J", "L", "M", "N", "P", "R", "W")
 }

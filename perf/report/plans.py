@@ -11,6 +11,7 @@ from perf.joining import Row, best_peers, is_ours, is_wrong
 from perf.report import svg
 from perf.report.archive import Archive, Record
 from perf.report.blocks import Block, Figure, Gap, Section, Source, Table
+from perf.tuning_goals import speedups
 
 
 def section(archive: Archive) -> Section:
@@ -20,6 +21,7 @@ def section(archive: Archive) -> Section:
         _predictions(archive),
         _planner(archive),
         _launches(archive),
+        _tuning(archive),
         _compiles(archive),
     ]
     text = (
@@ -182,6 +184,28 @@ def _launches(archive: Archive) -> Block:
     ]
     text = "Median host time of a call in bursts of 32; azure-chat-900 is a step of two launches."
     return Table(title, ("call", *cases), rows, [Source.of(record)], text)
+
+
+def _tuning(archive: Archive) -> Block:
+    title = "Tuned against untuned, held-out steps"
+    record = archive.newest("U", ["tuning"])
+    found = speedups(record.rows) if record else {}
+    if record is None or not found:
+        return Gap(title, "no record holds results of section U", "python -m perf.bench_tuning")
+    times = {(row["cfg"], row.get("peer")): row for row in record.of("U")}
+    rows = []
+    for name, ratio in found.items():
+        untuned, tuned = times.get((name, "untuned")), times[name, "tuned"]
+        both = [f"{row['us_graph']:,.1f}" if row else "" for row in (untuned, tuned)]
+        spread = f"{tuned['spread']:.3f}" if "spread" in tuned else ""
+        rows.append([name, *both, f"{ratio:.3f}", spread])
+    mean = statistics.geometric_mean(found.values())
+    text = (
+        f"Geometric mean {mean:.3f}, worst {min(found.values()):.3f}. The tuner has not seen these"
+        " steps; both take turns on one card. Spread is half of the range of the turns' ratios."
+    )
+    head = ("step", "untuned, µs", "tuned, µs", "speed-up", "spread")
+    return Table(title, head, rows, [Source.of(record)], text)
 
 
 def _compiles(archive: Archive) -> Block:

@@ -11,7 +11,8 @@ from perf.report.archive import STANDARD, Archive
 from perf.report.blocks import Block, Gap, Section, Source, Table
 
 NAMES = TITLES | {"J": "cold compiles", "L": "calls of the host", "N": "planner"}
-GOAL_BENCHES = (*STANDARD, "launch", "plan", "compile")
+NAMES["U"] = "tuning, held-out steps"
+GOAL_BENCHES = (*STANDARD, "launch", "plan", "compile", "tuning")
 """Records that goals are for; others force a kernel or a plan."""
 
 

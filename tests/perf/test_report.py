@@ -156,7 +156,9 @@ def test_goals_are_those_that_compare_prints(made: tuple[Any, Any, str]) -> None
     peers = list(records.read(PEERS))
     expected = 0
     for path in RESULTS.rglob("*.jsonl"):
-        if re.match(r"(prefill|decode|steps|variants|launch|plan|compile)-(h200|cpu)-", path.name):
+        if re.match(
+            r"(prefill|decode|steps|variants|launch|plan|compile|tuning)-(h200|cpu)-", path.name
+        ):
             name = path.relative_to(RESULTS).as_posix()
             for goal in compare.all_goals(list(records.read(path)), peers):
                 word, got, record = shown[name, goal.what]
@@ -260,6 +262,26 @@ def test_records_of_kernels_that_are_no_more(tmp_path: Path) -> None:
     (plans,) = (s for s in page.sections(read_archive(tmp_path, PEERS)) if s.id == "plans")
     (gap,) = (b for b in plans.blocks if b.title.startswith("Predicted"))
     assert isinstance(gap, Gap) and "the record has gone" in gap.text
+
+
+def test_tuning(tmp_path: Path) -> None:
+    row = {
+        "sec": "U",
+        "cfg": "d64",
+        "peer": "untuned",
+        "us_graph": 20.0,
+        "err": 0.0,
+        "speedup": 1.25,
+    }
+    rows = [row, {**row, "peer": "tuned", "us_graph": 16.0}]
+    rows.append({**row, "cfg": "wrong", "peer": "tuned", "err": 1.0})
+    write(tmp_path / "tuning-h200-2026-12-01.jsonl", HEAD, *rows)
+    goals, *_ = sections = page.sections(read_archive(tmp_path, PEERS))
+    (plans,) = (s for s in sections if s.id == "plans")
+    (table,) = (b for b in plans.blocks if b.title.startswith("Tuned"))
+    assert isinstance(table, Table) and list(table.rows) == [["d64", "20.0", "16.0", "1.250", ""]]
+    (reached,) = (b for b in goals.blocks if b.title == "Goals that are reached")
+    assert [r[0] for r in reached.rows] == ["U: mean of the untuned time", "U: worst held-out step"]
 
 
 def test_json(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
