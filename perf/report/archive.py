@@ -24,12 +24,18 @@ NUMBERS: tuple[str, ...] = (
     "floor_us",
 )
 NUMBERS += ("plan_us", "imbalance", "device_us", "next_us", "emit_us", "of_plain", "seconds")
-NUMBERS += ("speedup", "spread")
+NUMBERS += ("speedup", "spread", "cpu_us")
 NEEDED: dict[str, tuple[str, ...]] = {
-    sec: ("us",) for sec in ("A", "A16", "B", "F", "J", "L", "M", "N", "P", "R", "W")
+    sec: ("us",) for sec in ("A", "A16", "B", "F", "L", "M", "N", "P", "R", "W")
 }
 NEEDED |= {sec: ("us_graph",) for sec in ("C", "K", "Q", "T", "X")}
-NEEDED |= {"H": ("us", "tflops"), "G": ("outcome",), "S": ("outcome",), "V": ("of_plain",)}
+NEEDED |= {
+    "J": ("us", "cpu_us"),
+    "H": ("us", "tflops"),
+    "G": ("outcome",),
+    "S": ("outcome",),
+    "V": ("of_plain",),
+}
 """What a row of ours has at least."""
 STANDARD = ("prefill", "decode", "steps", "variants")
 """Benchmarks as users would run the kernels: what goals are for."""

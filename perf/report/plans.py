@@ -215,23 +215,21 @@ def _compiles(archive: Archive) -> Block:
     if record is None:
         return Gap(title, "no record holds section J", "python -m perf.bench_compile")
     dots = [
-        svg.Dots(_readable(row["cfg"]), [(row["us"] / 1e6, 0, f"{row['us'] / 1e6:.2f} s")])
+        svg.Dots(_readable(row["cfg"]), [_seconds(row, "cpu_us", 0), _seconds(row, "us", 1)])
         for row in record.of("J")
     ]
     high = 1.1 * max(value for row in dots for value, _, _ in row.dots)
-    ticks = [(float(v), f"{v} s") for v in range(0, int(high) + 1)]
-    panels = [
-        svg.dots(
-            "Cold compile, seconds", dots, svg.Axis("seconds", 0.0, high, ticks), None, log=False
-        )
-    ]
+    ticks = [(float(v), f"{v} s") for v in range(0, int(high) + 1, max(1, int(high) // 8))]
+    axis = svg.Axis("seconds", 0.0, high, ticks)
+    panels = [svg.dots("Cold compile, seconds", dots, axis, None, log=False)]
     rows = [
-        [
-            row["cfg"],
-            f"{row['us'] / 1e6:.2f}",
-            f"{row['emit_us'] / 1e3:.1f}" if "emit_us" in row else "",
-        ]
+        [row["cfg"], f"{row['cpu_us'] / 1e6:.2f}", f"{row['us'] / 1e6:.2f}"]
+        + [f"{row['emit_us'] / 1e3:.1f}" if "emit_us" in row else ""]
         for row in record.of("J")
+    ]
+    legend = [
+        (svg.swatch(0), "processor time: what a free core takes"),
+        (svg.swatch(1), "wall time, on a machine that others used as well"),
     ]
     sources = [Source.of(record)]
     machine = f"{record.head.get('cpu', '?')}, {record.head['toolchain']}"
@@ -241,10 +239,13 @@ def _compiles(archive: Archive) -> Block:
         text += (
             f" A kernel that is in the cache is loaded in {min(loads):.1f} to {max(loads):.1f} ms."
         )
-    table = Table(
-        "The numbers", ("kernel", "compile, s", "generate, ms"), rows, sources, folded=True
-    )
-    return Figure(title, panels, [(svg.swatch(0), "a kernel")], sources, text, table)
+    head = ("kernel", "processor, s", "wall, s", "generate, ms")
+    table = Table("The numbers", head, rows, sources, folded=True)
+    return Figure(title, panels, legend, sources, text, table)
+
+
+def _seconds(row: Row, field: str, style: int) -> tuple[float, int, str]:
+    return row[field] / 1e6, style, f"{row[field] / 1e6:.2f} s"
 
 
 def _loads(record: Record) -> Sequence[float]:

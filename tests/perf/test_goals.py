@@ -58,7 +58,7 @@ def test_host_times() -> None:
         {"sec": "L", "cfg": "run, out given: b", "us": 16.0},
         {"sec": "L", "cfg": "plan: a", "us": 1e9},
         {"sec": "N", "cfg": "decode b256", "us": 100.0, "device_us": 7.5},
-        {"sec": "J", "cfg": "some_kernel", "us": 2e6},
+        {"sec": "J", "cfg": "some_kernel", "us": 9e6, "cpu_us": 2e6},
     ]
     found = host_goals.check(rows)
     assert [goal.got for goal in found] == pytest.approx([10 / 16, 1.5, 0.8, 3.0])
