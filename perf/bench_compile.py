@@ -3,9 +3,9 @@
     python -m perf.bench_compile [--quick] [--match TEXT] [--out FILE]
 
 A dozen kernels of both emitters into an empty cache. `us` is what NVRTC takes (and the assembler,
-where it is another), `cpu_us` the processor time in it, which is what a core takes that nobody else uses,
-`emit_us` what the generator takes. The first kernel also loads the compiler,
-so one that is not measured goes before.
+where it is another), `cpu_us` the processor time in it, which is what a core takes that nobody
+else uses, `emit_us` what the generator takes. The first kernel also loads the compiler, so one that
+is not measured goes before.
 """
 
 from __future__ import annotations

@@ -223,8 +223,12 @@ def _compiles(archive: Archive) -> Block:
     axis = svg.Axis("seconds", 0.0, high, ticks)
     panels = [svg.dots("Cold compile, seconds", dots, axis, None, log=False)]
     rows = [
-        [row["cfg"], f"{row['cpu_us'] / 1e6:.2f}", f"{row['us'] / 1e6:.2f}"]
-        + [f"{row['emit_us'] / 1e3:.1f}" if "emit_us" in row else ""]
+        [
+            row["cfg"],
+            f"{row['cpu_us'] / 1e6:.2f}",
+            f"{row['us'] / 1e6:.2f}",
+            f"{row['emit_us'] / 1e3:.1f}" if "emit_us" in row else "",
+        ]
         for row in record.of("J")
     ]
     legend = [
