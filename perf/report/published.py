@@ -21,7 +21,8 @@ PEERS_READ_GBPS = 4633.0
 """Streaming read of the card that the peers were measured on."""
 MARKS = (
     "How the published figures are known: [paper] from its text; [second hand] from readings of its"
-    " plots and tables by others; [plot] read off a plot of the project's blog, give or take 3."
+    " plots and tables by others; [blog] from the text of the project's blog; [plot] read off a plot"
+    " there, give or take 3."
 )
 Maker = Callable[[Archive], Block]
 
@@ -47,7 +48,7 @@ def section(archive: Archive) -> Section:
             "Published: inter-token latency -13.73 % (8B) and -17.42 % (70B) at 4 generations"
             " [paper]; attention over a prefix of 32k with 64 suffixes of 128: 254.5 µs"
             " composable, 4,090 µs in a single format [second hand]; cascade 31 times vLLM 0.2.6"
-            " at 256 requests over a prefix of 32k [paper's blog]. Not measured here: no"
+            " at 256 requests over a prefix of 32k [blog]. Not measured here: no"
             " benchmark of shared prefixes yet.",
         ),
         Gap(
