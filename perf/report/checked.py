@@ -68,8 +68,8 @@ def _sanitizers(archive: Archive) -> Block:
             rows.append([record.bench, word, tests, record.head["commit"], *counts])
     text = (
         "Reports of racecheck that are understood, and one that is open, are explained in"
-        " perf/README.md under “Sanitizer”; nothing is filtered out. Mind the commits: kernels"
-        " made since have not run under it."
+        " perf/README.md under “Sanitizer”; nothing is filtered out. Mind the commits: what"
+        " is newer has not run under these tools."
     )
     head = ("tool", "outcome", "tests named", "commit", "tests", "errors", "warnings")
     return Table("compute-sanitizer", head, rows, [Source.of(r) for r in records], text)

@@ -20,9 +20,9 @@ PEAK_TFLOPS = 989.0
 PEERS_READ_GBPS = 4633.0
 """Streaming read of the card that the peers were measured on."""
 MARKS = (
-    "How the published figures are known: [paper] from its text; [second hand] from readings of its"
-    " plots and tables by others; [blog] from the text of the project's blog; [plot] read off a plot"
-    " there, give or take 3."
+    "How the published figures are known: [paper] from its text; [second hand] from readings of"
+    " its plots and tables by others; [blog] from the text of the project's blog; [plot] read off"
+    " a plot there, give or take 3."
 )
 Maker = Callable[[Archive], Block]
 
