@@ -85,20 +85,13 @@ def _counts(found: Sequence[Verdict], sources: Sequence[Source], text: str) -> T
     sections: dict[str, list[bool]] = {}
     for verdict in found:
         sections.setdefault(verdict.goal.partition(":")[0], []).append(verdict.reached)
-    rows = [
-        [
-            sec,
-            NAMES[sec],
-            f"{sum(own)}",
-            f"{len(own) - sum(own)}",
-            "✓ all" if all(own) else "✗ not all",
-        ]
-        for sec, own in sorted(sections.items())
-    ]
-    rows.append(
-        ["all", "", str(sum(v.reached for v in found)), str(sum(not v.reached for v in found)), ""]
-    )
-    head = ("section", "", "reached", "missed", "")
+    rows = []
+    for sec, own in sorted(sections.items()):
+        word = "✓ all" if all(own) else "✗ not all"
+        rows.append([f"{sec} {NAMES[sec]}", str(sum(own)), str(len(own) - sum(own)), word])
+    reached = sum(verdict.reached for verdict in found)
+    rows.append(["all", str(reached), str(len(found) - reached), ""])
+    head = ("section", "reached", "missed", "")
     return Table("Goals reached and missed", head, rows, sources, text)
 
 
