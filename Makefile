@@ -8,6 +8,7 @@ VENV ?= .venv
 CONSTRAINTS ?=
 EXTRAS ?= cu13,sass,ptxas,test
 PYTEST_ARGS ?=
+REPORT_ARGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -16,13 +17,14 @@ HEADERS = $(shell git ls-files '*.hpp' '*.h' '*.cpp' 2>/dev/null || \
   find codegen hopper ampere cute_attn/export examples -name '*.[hc]pp' -o -name '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu lint format clean
+.PHONY: help demo test test-all test-gpu report lint format clean
 
 help:
 	@echo "make demo      set up, then run the demo (a GPU is used if there is one)"
 	@echo "make test      set up, lint and run the everyday tests"
 	@echo "make test-all  the same with the slow tests"
 	@echo "make test-gpu  the tests that need a CUDA device"
+	@echo "make report    report.html from the records in perf/results; REPORT_ARGS=\"--out x.html\""
 	@echo "make lint      ruff, mypy, import contracts, clang-format"
 	@echo "make format    rewrite Python and C++ files in the project's style"
 	@echo "make clean     remove .venv, caches and build output"
@@ -57,6 +59,9 @@ test-all: lint $(CU12)/.installed
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+
+report: $(STAMP)
+	$(BIN)/python -m perf.report $(REPORT_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -27,11 +27,11 @@ from cute_attn.runtime import current_device, device_info
 from cute_attn.tuning import Candidate, TuneStep, search_step
 from perf import harness
 from perf.cases.tuning import held_out
+from perf.tuning_goals import GOAL_MEAN
 
 ROUNDS = 9
 REPLAYS = 5
 REST_S = 0.1
-GOAL_MEAN, GOAL_WORST = 1.03, 0.99
 # One consumer warpgroup and small blocks: half of the tensor cores' rate.
 BAD = Candidate(
     "hopper_tile",

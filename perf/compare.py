@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from perf import goals, records, serving_goals
+from perf import goals, host_goals, records, serving_goals, tuning_goals, variant_goals
 from perf.joining import PEERS, Cell, Row, is_ours, join, time_field
 
 TITLES = {
@@ -109,10 +109,20 @@ def matrix_line(rows: Iterable[Row]) -> list[str]:
     ]
 
 
+def all_goals(rows: Sequence[Row], peers: Sequence[Row]) -> list[goals.Goal]:
+    """Every goal that one record says something about."""
+    return [
+        *goals.check(rows, peers),
+        *serving_goals.check(rows, peers),
+        *variant_goals.check(rows, peers),
+        *host_goals.check(rows),
+        *tuning_goals.check(rows),
+    ]
+
+
 def page(rows: Sequence[Row], peers: Sequence[Row], cells: Sequence[Cell]) -> list[str]:
     """What is to be known of one record: sections, the matrix product's rate, goals."""
-    found = [*goals.check(rows, peers), *serving_goals.check(rows, peers)]
-    return [*summary(cells), *matrix_line(rows), *map(str, found)]
+    return [*summary(cells), *matrix_line(rows), *map(str, all_goals(rows, peers))]
 
 
 def print_tables(rows: Sequence[Row], peers: Path) -> None:

@@ -41,20 +41,24 @@ def measured(paths: Iterable[Path], sections: str | None = None) -> list[Measure
         paths: records of bench_prefill, bench_decode, bench_steps.
         sections: only these, e.g. "CQ"; default: all.
     """
+    return measured_rows([row for path in paths for row in read(path)], sections)
+
+
+def measured_rows(rows: Iterable[Row], sections: str | None = None) -> list[Measurement]:
+    """The same of rows that are read already.
+
+    Raises:
+        ValueError: a row is of a kernel that its case no longer takes.
+    """
     cases = {(case.sec, case.cfg): case for case in all_cases()}
     found: list[Measurement] = []
     clocks: list[float | None] = []
-    for path in paths:
-        for row in read(path):
-            case = cases.get((row.get("sec", ""), row.get("cfg", "")))
-            if (
-                case is None
-                or row.get("peer") != "cute_attn"
-                or case.sec not in (sections or case.sec)
-            ):
-                continue
-            found.append(_measurement(case, row))
-            clocks.append(row.get("sm_mhz"))
+    for row in rows:
+        case = cases.get((row.get("sec", ""), row.get("cfg", "")))
+        if case is None or row.get("peer") != "cute_attn" or case.sec not in (sections or case.sec):
+            continue
+        found.append(_measurement(case, row))
+        clocks.append(row.get("sm_mhz"))
     return _with_clocks(found, clocks)
 
 

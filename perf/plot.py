@@ -9,9 +9,7 @@ matplotlib, no GPU.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,34 +19,10 @@ from matplotlib.figure import Figure
 from perf import records
 from perf.cases.prefill import PREFILL_HEADS, PREFILL_LENGTHS
 from perf.joining import OURS, PEERS, Row
+from perf.rates import best, lines_of, short
 
 MASKS = ("full", "causal")
 COLORS = {OURS: "C0", "fa3": "C1", "sdpa_cudnn": "C2"}
-Line = dict[int, float]
-"""Sequence length -> TFLOP/s."""
-Panel = tuple[int, str]
-"""head_dim and mask."""
-
-
-def lines_of(rows: Sequence[Row]) -> dict[Panel, dict[str, Line]]:
-    """Rates of section A by panel and by who was measured."""
-    found: dict[Panel, dict[str, Line]] = defaultdict(lambda: defaultdict(dict))
-    for row in rows:
-        match = re.fullmatch(r"d(\d+) (full|causal) +s(\d+)", row.get("cfg", ""))
-        if row.get("sec") != "A" or match is None or "tflops" not in row:
-            continue
-        dim, mask, length = match.groups()
-        found[int(dim), mask][row.get("peer", OURS)][int(length)] = row["tflops"]
-    return found
-
-
-def best(lines: dict[str, Line]) -> Line:
-    """The highest rate at each length."""
-    found: Line = {}
-    for line in lines.values():
-        for length, rate in line.items():
-            found[length] = max(rate, found.get(length, 0.0))
-    return found
 
 
 def draw(rows: Sequence[Row], peers: Sequence[Row], title: str) -> Figure:
@@ -75,7 +49,7 @@ def draw(rows: Sequence[Row], peers: Sequence[Row], title: str) -> Figure:
             if matrix:
                 axes.axhline(matrix[0], color="0.5", lw=1, ls=":", label="matrix product")
             axes.set_xscale("log", base=2)
-            axes.set_xticks(PREFILL_LENGTHS, [_short(n) for n in PREFILL_LENGTHS])
+            axes.set_xticks(PREFILL_LENGTHS, [short(n) for n in PREFILL_LENGTHS])
             axes.set_title(f"head_dim {dim}, {mask}")
             axes.grid(alpha=0.3)
     grid[0, 0].set_ylim(0)  # last, and shared: a limit set by hand ends scaling by data
@@ -91,10 +65,6 @@ def draw(rows: Sequence[Row], peers: Sequence[Row], title: str) -> Figure:
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5)
     figure.suptitle(title)
     return figure
-
-
-def _short(length: int) -> str:
-    return f"{length // 1024}k" if length >= 1024 else str(length)
 
 
 def main() -> int:

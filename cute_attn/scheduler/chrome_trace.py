@@ -61,18 +61,23 @@ def events(processes: Sequence[Process]) -> Iterator[dict[str, Any]]:
     tid = len(processes)
     for pid, process in enumerate(processes, 1):
         yield _name("process", pid, pid, process.name)
+        yield _sort_index("process", pid, pid, pid)  # else viewers order them by name
         for track in process.tracks:
             for number, lane in enumerate(lanes(track.slices) or [[]]):
                 tid += 1
                 yield _name("thread", pid, tid, track.name + " +" * number)
-                yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid,
-                       "args": {"sort_index": tid}}  # fmt: skip
+                yield _sort_index("thread", pid, tid, tid)
                 for one in lane:
                     yield from _slice(one, pid, tid)
 
 
 def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _sort_index(what: str, pid: int, tid: int, index: int) -> dict[str, Any]:
+    args = {"sort_index": index}
+    return {"ph": "M", "name": f"{what}_sort_index", "pid": pid, "tid": tid, "args": args}
 
 
 def _slice(one: Slice, pid: int, tid: int) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perf import records
+from perf import rates, records
 
 pytest.importorskip("matplotlib", reason="extra `dev`")
 
@@ -38,9 +38,9 @@ def test_lines() -> None:
         {"sec": "H", "cfg": "d64 full   s2048", "peer": "b", "tflops": 9.0},
         {"gpu": "x"},
     ]
-    lines = plot.lines_of(rows)
+    lines = rates.lines_of(rows)
     assert lines == {
         (64, "causal"): {"a": {512: 3.0}, "b": {512: 5.0}},
         (64, "full"): {"b": {1024: 7.0}},
     }
-    assert plot.best(lines[64, "causal"]) == {512: 5.0}
+    assert rates.best(lines[64, "causal"]) == {512: 5.0}

@@ -60,6 +60,36 @@ def test_events_name_processes_and_threads() -> None:
     assert {e["ph"] for e in found} == {"M", "X"}
 
 
+def test_viewers_keep_the_order() -> None:
+    """Without sort indices they order processes and threads by name."""
+    tracks = [Track(name, [Slice("a", 0, 1)]) for name in ("b", "a")]
+    found = list(events([Process(name, tracks) for name in ("second", "first")]))
+    for what, names in (("process", ["second", "first"]), ("thread", ["b", "a", "b", "a"])):
+        places = {(e["pid"], e["tid"]): e["args"]["name"] for e in found
+                  if e["name"] == f"{what}_name"}  # fmt: skip
+        index = {(e["pid"], e["tid"]): e["args"]["sort_index"] for e in found
+                 if e["name"] == f"{what}_sort_index"}  # fmt: skip
+        assert places.keys() == index.keys() and len(set(index.values())) == len(index)
+        assert [places[key] for key in sorted(index, key=index.__getitem__)] == names
+
+
+def test_the_documented_format() -> None:
+    """Fields and types of the Trace Event Format; slices of a thread nest."""
+    inner = (Slice("wait", 1.00004, 2), Slice("work", 2, 3.00009))
+    tracks = [Track("x", [Slice("a", 1.00004, 3.00009, {"n": 1}, inner)]), Track("y", [])]
+    found = json.loads(json.dumps(list(events([Process("first", tracks)]))))
+    for event in found:
+        assert event["ph"] in ("M", "X") and isinstance(event["name"], str)
+        assert type(event["pid"]) is type(event["tid"]) is int
+        if event["ph"] == "M":
+            kind = str if event["name"].endswith("_name") else int
+            assert [type(value) for value in event["args"].values()] == [kind]
+        else:
+            assert event["ts"] >= 0 and event["dur"] >= 0 and isinstance(event["args"], dict)
+    for spans in slices_of(found).values():
+        check_nesting(spans)
+
+
 def test_a_predicted_step(tmp_path: Path) -> None:
     requests = RequestBatch.from_lengths(np.array([1, 2]), np.array([9000, 7000]))
     plan = plan_batch(requests, Geometry(16, 64, 4, 1, window_right=0), 12)
