@@ -201,6 +201,9 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         full_barrier="CopiedBarrier" if gather else "FullBarrier",
         # The next item's queries are there when an item ends.
         early_start=tile.q_stages > 1 or tile.q_in_registers,
+        # Products of 80 and 96 columns are short beside the exponentials of 128 keys: causal at 4k
+        # +3 and +1 %. With three consumers nothing; other head dims lose by it or spill.
+        more_early=spec.head_dim_vo in (80, 96) and tile.q == tile.kv == 128,
         # Else the next QK waits for them: wider outputs are better written meanwhile (head_dim 256
         # at 512 keys: -6 % under the QK; (192, 128) at 2k keys: +2 %).
         output_under_qk=spec.head_dim_vo == 128,
