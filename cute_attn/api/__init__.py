@@ -2,6 +2,7 @@
 
 from cute_attn.api.append import RoPE, append_paged_kv
 from cute_attn.api.batch import BatchAttention
+from cute_attn.api.composite import CompositeAttention
 from cute_attn.api.dispatch import Problem, choose, supports
 from cute_attn.api.flex import from_flex
 from cute_attn.api.hook_cost import hook_instructions
@@ -12,7 +13,15 @@ from cute_attn.api.templates import register_template
 from cute_attn.api.trace import Trace
 from cute_attn.api.tuner import Tuning, tune
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
-from cute_attn.formats import BlockSparseKV, BlockTableKV, DeviceKV, PagedKV, RaggedKV
+from cute_attn.formats import (
+    BlockSparseKV,
+    BlockTableKV,
+    DeviceKV,
+    Level,
+    LevelsKV,
+    PagedKV,
+    RaggedKV,
+)
 from cute_attn.tuning import TuneStep
 from cute_attn.variants import (
     Llama3Scaling,
@@ -42,9 +51,12 @@ __all__ = [
     "BatchAttention",
     "BlockSparseKV",
     "BlockTableKV",
+    "CompositeAttention",
     "DeviceKV",
     "Kernel",
     "KernelSpec",
+    "Level",
+    "LevelsKV",
     "Llama3Scaling",
     "PagedKV",
     "Problem",

@@ -9,6 +9,7 @@ from cute_attn.formats.base import KVFormat
 from cute_attn.formats.block_sparse import BlockSparseKV
 from cute_attn.formats.device import DeviceKV
 from cute_attn.formats.gather import as_numpy, gather_kv
+from cute_attn.formats.levels import Level, LevelsKV
 from cute_attn.formats.paged import BlockTableKV, PagedKV
 from cute_attn.formats.ragged import RaggedKV
 from cute_attn.formats.views import (
@@ -26,6 +27,8 @@ __all__ = [
     "DeviceKV",
     "KVFormat",
     "KVViews",
+    "Level",
+    "LevelsKV",
     "PagedKV",
     "RaggedKV",
     "Strides",

@@ -16,6 +16,7 @@ from cute_attn.scheduler.plan import Plan
 from cute_attn.scheduler.planner import plan_batch
 from cute_attn.scheduler.prices import Prices, prices_of
 from cute_attn.scheduler.reads import Reads, reads_of
+from cute_attn.scheduler.sharing import worth_sharing
 from cute_attn.scheduler.side_by_side import prefill_sms
 from cute_attn.scheduler.simulator import (
     Report,
@@ -70,4 +71,5 @@ __all__ = [
     "simulate",
     "simulate_plans",
     "workspace_size",
+    "worth_sharing",
 ]
