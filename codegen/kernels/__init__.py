@@ -1,5 +1,6 @@
-"""Architecture-neutral kernels: merge of partial results, merge of states and of levels, append to a cache, the
-planner of decode steps, ranges of tensors; and samples of hooks, which are looked at only.
+"""Architecture-neutral kernels: merge of partial results, merge of states and of levels, append
+to a cache, the planner of decode steps, ranges of tensors; and samples of hooks, which are looked
+at only.
 
 Each module has an `emit_*` that returns a `GeneratedKernel` and a `*_grid` that says how to launch
 it.

@@ -45,6 +45,8 @@ class CompositeAttention:
         options: of `BatchAttention`, but for batch_invariant and bundle. max_requests counts ranges
             of keys, not requests.
 
+    Not for use by several threads at once, nor for runs on several streams at the same time.
+
     Raises:
         TypeError, ValueError: an argument is wrong.
     """
@@ -143,6 +145,7 @@ class CompositeAttention:
             assert isinstance(kv, KVFormat)
             levels = LevelsKV([Level(kv)], count)  # captured graphs copy and merge
         if levels is None:
+            assert isinstance(kv, KVFormat)
             self._plain.plan(rows, kv, scalars=scalars, tensors=tensors)
             self._stack, self._used, self.levels = None, self._plain, None
             return self
@@ -166,7 +169,8 @@ class CompositeAttention:
                 "the step has another kernel than the first plan of this cuda_graph=True object:"
                 " only one of the two has shared ranges that not all of their query rows see"
             )
-        self._rows.place(steps)
+        if self._rows.reserve(steps) and self._stack is not None:
+            self._used = None  # what run() of the last plan read is gone
         expected = None
         if by_row:
             own = {t.name for t in used._shape.variant.tensors}
@@ -180,6 +184,7 @@ class CompositeAttention:
             expected = {name: x for name, x in known.items() if name in own}
         kv = steps.by_row() if by_row else steps.kv
         used.plan(None, kv, scalars=scalars, tensors=tensors, expected=expected)
+        self._rows.send(steps)
         self._stack, self._used, self.levels = steps, used, levels
 
     def _constants(self) -> Constants:
@@ -227,6 +232,8 @@ class CompositeAttention:
             lse = shape.new_lse(count)
         if lse is not None:
             shape.check_lse(lse, count)
+        if count == 0:
+            return out if lse is None else (out, lse)
         rows = self._rows
         copied = rows.copy(q)
         stacked_out, stacked_lse = rows.out[: rows.count], rows.lse[: rows.count]

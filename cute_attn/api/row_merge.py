@@ -14,6 +14,7 @@ from cute_attn.api.kernel import Kernel
 from cute_attn.api.plan_buffer import PlanBuffer
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.small_kernels import ready
+from cute_attn.api.stream_order import StreamOrder
 from cute_attn.codegen.kernels import emit_merge_rows, merge_rows_grid
 from cute_attn.formats.stack import Stack
 from cute_attn.reference import merge_rows
@@ -44,42 +45,22 @@ class RowMerge:
         self._host: tuple[npt.NDArray[np.int64], ...] = ()
         self._buffer: PlanBuffer | None = None
         self._kernel: Kernel | None = None
+        self._order = None if shape.device.type == "cpu" else StreamOrder(shape.device)
+        self._uploaded: torch.cuda.Event | None = None
         self.count = 0
         self.q = self.out = self.lse = self.tables = torch.empty(0)
 
-    def place(self, stack: Stack) -> None:
-        """Makes room for a step and sends it to the device on the current stream.
+    def reserve(self, stack: Stack) -> bool:
+        """Makes room for a step; whether that lost what was there.
 
         Raises:
             ValueError: the capacity is exceeded.
         """
-        rows, tokens = stack.rows.size, stack.state_indptr.size - 1
-        self._reserve(max(rows, tokens))
-        self.count = self._capacity if self._fixed else rows
-        if self._shape.device.type == "cpu":
-            self._host = (stack.rows, stack.state_indptr, stack.states)
-            self.tables = torch.from_numpy(
-                np.stack([stack.positions, stack.requests]).astype(np.int32)
-            )
-            return
-        assert self._buffer is not None
-        size = self._capacity
-        staged = self._buffer.stage().reshape(5, -1)
-        staged[:] = 0
-        for row, values in zip(
-            staged, (stack.rows, stack.states, stack.positions, stack.requests), strict=False
-        ):
-            row[:rows] = values
-        staged[4, : tokens + 1], staged[4, tokens + 1 :] = stack.state_indptr, -1
-        self._buffer.upload(5 * (size + 1))
-        self.tables = self._buffer.memory.view(5, -1)[2:4]
-
-    def _reserve(self, rows: int) -> None:
-        most = self._max_rows
+        rows, most = max(stack.rows.size, stack.state_indptr.size - 1), self._max_rows
         if most is not None and rows > most:
             raise ValueError(f"the step has {rows} stacked query rows; max_rows is {most}")
         if self._capacity and rows <= self._capacity:
-            return
+            return False
         if self._fixed and self._capacity:
             raise ValueError(
                 f"the step has {rows} stacked query rows, but captured graphs have room for"
@@ -91,12 +72,38 @@ class RowMerge:
         self.q = torch.zeros((*heads, shape.head_dim_qk), dtype=shape.dtype, device=device)
         self.out = torch.empty((*heads, shape.head_dim_vo), dtype=shape.dtype, device=device)
         self.lse = torch.empty(heads, dtype=torch.float32, device=device)
-        if device.type != "cpu":
+        if device.type == "cpu":
+            self.tables = torch.zeros((2, capacity), dtype=torch.int32)
+        else:
             self._buffer = PlanBuffer(5 * (capacity + 1), device)
+            self.tables = self._buffer.memory.view(5, -1)[2:4, :capacity]
+        return True
+
+    def send(self, stack: Stack) -> None:
+        """Sends a step to the device on the current stream, without waiting."""
+        rows, tokens = stack.rows.size, stack.state_indptr.size - 1
+        self.count = self._capacity if self._fixed else rows
+        if self._buffer is None:
+            self._host = (stack.rows, stack.state_indptr, stack.states)
+            self.tables[0, :rows] = torch.from_numpy(stack.positions)
+            self.tables[1, :rows] = torch.from_numpy(stack.requests)
+            return
+        assert self._order is not None
+        self._order.before_plan()
+        staged = self._buffer.stage().reshape(5, -1)
+        staged[:] = 0
+        columns = (stack.rows, stack.states, stack.positions, stack.requests)
+        for row, values in zip(staged, columns, strict=False):
+            row[:rows] = values
+        staged[4, : tokens + 1], staged[4, tokens + 1 :] = stack.state_indptr, -1
+        self._uploaded = self._buffer.upload(staged.size)
 
     def copy(self, q: torch.Tensor) -> torch.Tensor:
         """(count, num_qo_heads, head_dim_qk) copies of query rows."""
         taken = self.q[: self.count]
+        if self._order is not None and self._elsewhere():
+            assert self._uploaded is not None
+            self._order.before_run(self._uploaded)
         if self._buffer is None:
             rows = torch.from_numpy(self._host[0])
             taken[: rows.numel()] = q[rows]
@@ -139,6 +146,14 @@ class RowMerge:
         grid = merge_rows_grid(shape.head_dim_vo, tokens * shape.num_qo_heads)
         stream = torch.cuda.current_stream(device).cuda_stream
         self._kernel.launch(grid, stream, arguments, device.index)
+        if self._order is not None and self._elsewhere():
+            self._order.after_run()
+
+    def _elsewhere(self) -> bool:
+        """Whether the current stream is another than the plan's."""
+        assert self._order is not None
+        stream = torch.cuda.current_stream(self._shape.device).cuda_stream
+        return stream != self._order.plan_stream
 
     def check_tokens(self, tokens: int) -> None:
         """Raises ValueError if q has more rows than there is room for."""

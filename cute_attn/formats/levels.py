@@ -108,8 +108,14 @@ class Segments:
         counts = self.counts
         pointer = np.concatenate(([0], np.cumsum(counts[which])))
         own = self.members[np.repeat(which, counts)]
-        arrays = (x[which] for x in (self.kv_start, self.kv_len, self.kv_pos, self.level))
-        return Segments(*arrays, pointer, own)
+        return Segments(
+            self.kv_start[which],
+            self.kv_len[which],
+            self.kv_pos[which],
+            self.level[which],
+            pointer,
+            own,
+        )
 
 
 class LevelsKV:
@@ -176,7 +182,8 @@ class LevelsKV:
                 part[0] = part[0] + start
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
         pointer = np.concatenate(([0], np.cumsum(columns[4])))
-        self.segments = Segments(*columns[:4], pointer, columns[5])
+        start, length, position, number, _, members = columns
+        self.segments = Segments(start, length, position, number, pointer, members)
 
     def _segments_of(self, number: int, level: Level) -> list[Int64Array]:
         """kv_start, kv_len, kv_pos, level, requests and members of a level's groups, behind the
@@ -236,8 +243,8 @@ class LevelsKV:
         if (bad := inner & (seg.kv_len[per] % size > 0)).any():
             at = per[int(bad.argmax())]
             raise ValueError(
-                f"a range of level {seg.level[at]} has {seg.kv_len[at]} keys in pages of {size}, and"
-                " others follow it; one page table takes whole pages there"
+                f"a range of level {seg.level[at]} has {seg.kv_len[at]} keys in pages of {size},"
+                " and others follow it; one page table takes whole pages there"
             )
         pages = -(-seg.kv_len[per] // size)
         total = np.bincount(owner, pages, self.num_requests).astype(np.int64)

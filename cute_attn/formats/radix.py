@@ -43,8 +43,8 @@ def from_radix(
         pages: page numbers of each node, on the host.
         nodes: (num_requests,) the node that each request ends with; -1: it has no keys.
         page_size: keys per page.
-        kv_len: (num_nodes,) keys of each node, of which the last page may be partly filled. Default:
-            all pages are full.
+        kv_len: (num_nodes,) keys of each node, of which the last page may be partly filled.
+            Default: all pages are full.
 
     Raises:
         TypeError, ValueError: naming the argument, what it holds and what it takes; a node follows
@@ -142,11 +142,11 @@ def _levels(
     chain: dict[int, list[int]] = {}
     for node in np.argsort(depth, kind="stable").tolist():
         chain.setdefault(int(head[node]), []).append(node)
-    levels = []
+    levels: list[Level] = []
     for on_path in reversed(paths):
         groups, member_of = np.unique(on_path, return_inverse=True)
         # A chain's later nodes are part of its head's range.
-        first = np.array([depth[g] == len(levels) if g >= 0 else False for g in groups], bool)
+        first = np.array([g >= 0 and depth[g] == len(levels) for g in groups], np.bool_)
         levels.append(_level(groups, first, member_of, chain, tables, length, size))
     return LevelsKV(levels or [Level(PagedKV([0], [], [], size))], nodes.size)
 
@@ -289,7 +289,7 @@ def levels_of(kv: KVFormat, prefixes: Prefixes, kept: Any) -> LevelsKV:
         prefixes: the tree.
         kept: (num_nodes,) truth values.
     """
-    order, begin, end, first, last, _ = prefixes
+    order, _, end, first, last, _ = prefixes
     size, count = kv.page_size, kv.num_requests
     shared = np.zeros(count, np.int64)  # pages, by place in `order`
     depth = np.zeros(count, np.int64)
@@ -298,8 +298,8 @@ def levels_of(kv: KVFormat, prefixes: Prefixes, kept: Any) -> LevelsKV:
     for node in np.flatnonzero(kept).tolist():
         own = slice(first[node], last[node])
         at = int(shared[first[node]])
-        start = int(kv.kv_start[order[first[node]]]) + at
-        columns.append((start, (int(end[node]) - at) * size, at * size, int(depth[first[node]])))
+        entry = int(kv.kv_start[order[first[node]]]) + at
+        columns.append((entry, (int(end[node]) - at) * size, at * size, int(depth[first[node]])))
         members.append(order[own])
         counts.append(last[node] - first[node])
         shared[own] = end[node]
@@ -308,7 +308,9 @@ def levels_of(kv: KVFormat, prefixes: Prefixes, kept: Any) -> LevelsKV:
     ahead[order], deep[order] = shared, depth
     own_columns = (kv.kv_start + ahead, kv.kv_len - ahead * size, ahead * size, deep)
     table = np.array(columns, np.int64).reshape(-1, 4).T
-    joined = [np.concatenate((a, b)) for a, b in zip(table, own_columns, strict=True)]
+    start, length, position, level = (
+        np.concatenate((a, b)) for a, b in zip(table, own_columns, strict=True)
+    )
     pointer = np.cumsum([0, *counts, *[1] * count])
     every = np.concatenate([*members, np.arange(count)])
-    return LevelsKV.of_segments(kv, Segments(*joined, pointer, every))
+    return LevelsKV.of_segments(kv, Segments(start, length, position, level, pointer, every))
