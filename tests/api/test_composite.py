@@ -264,6 +264,16 @@ def test_auto_shares_only_where_kernels_need_no_positions() -> None:
         assert (made.plan(rows, kv, scalars=scalars).levels is not None) == shares
 
 
+def test_ragged_levels() -> None:
+    k, v = random(1, 60, KV_HEADS, DIM), random(2, 60, KV_HEADS, DIM)
+    levels = LevelsKV([Level(RaggedKV([0, 40]), [1, 0], [0, 2]), Level(RaggedKV([0, 7, 20]))])
+    rows = np.array([0, 2, 3])
+    q = random(0, 3, HEADS, DIM)
+    keys = [[torch.cat([x[:40], x[a:b]]) for a, b in ((0, 7), (7, 20))] for x in (k, v)]
+    result = attention().plan(rows, levels).run(q, k, v, return_lse=True)
+    check(result, oracle.attend_batch(q, rows, *keys, mask=oracle.mask_of("causal")))
+
+
 def test_plans_follow_one_another() -> None:
     made = attention(share_prefixes="always")
     for seed in (3, 1, 0, 3):
@@ -291,7 +301,7 @@ def test_rows_beyond_the_step_are_left_alone() -> None:
         (lambda: attention(share_prefixes="yes"), "share_prefixes is 'yes'"),
         (lambda: attention(max_rows=0), "max_rows is 0"),
         (lambda: attention(batch_invariant=True), "batch_invariant is True"),
-        (lambda: attention(variant=sigmoid_attention()), "has no softmax"),
+        (lambda: attention(variant=sigmoid_attention(9)), "has no softmax"),
         (lambda: attention(variant=attention_sinks()), "has a row_state hook"),
         (lambda: attention().run(torch.zeros(1, HEADS, DIM), torch.zeros(1)), "run\\(\\) before"),
         (lambda: attention().plan([0, 1], fan()[0]), "qo_indptr describes 1 requests, kv 5"),
