@@ -241,19 +241,32 @@ def find_prefixes(kv: KVFormat, most: Any) -> Prefixes | None:
     heads = kv.page_table[kv.kv_start[pages > 0]]
     if np.unique(heads).size == heads.size:
         return None
-    width = int(pages.max())
-    table = np.full((count, width), -1, np.int32)
-    for row, begin, length in zip(table, kv.kv_start.tolist(), pages.tolist(), strict=True):
-        row[:length] = kv.page_table[begin : begin + length]
+    table = _leading(kv, pages)
+    width = table.shape[1]
     # As strings of bytes: tables that begin with the same pages are neighbours in their order.
-    text, step = table.tobytes(), 4 * width
-    order = sorted(range(count), key=lambda i: text[i * step : (i + 1) * step])
+    order = np.argsort(table.view(f"V{4 * width}")[:, 0], kind="stable")
     ordered = table[order]
     differ = ordered[1:] != ordered[:-1]
     common = np.where(differ.any(axis=1), differ.argmax(axis=1), width)
     own = pages[order]
     common = np.minimum(common, np.minimum(own[1:], own[:-1]))
-    return _tree(np.array(order), common)
+    return _tree(order, common)
+
+
+def _leading(kv: KVFormat, pages: Int64Array) -> Any:
+    """(num_requests, most pages) int32: so many pages of each table, then -1."""
+    count, width, start = pages.size, int(pages.max()), kv.kv_start
+    step = int(start[1] - start[0]) if count > 1 else width
+    if step >= width and bool((np.diff(start) == step).all()):
+        table = kv.page_table[int(start[0]) : int(start[-1]) + width]
+        if table.size == (count - 1) * step + width:  # rows of a matrix
+            table = np.lib.stride_tricks.as_strided(table, (count, width), (4 * step, 4))
+            own = np.arange(width) < pages[:, None]
+            return np.ascontiguousarray(table) if own.all() else np.where(own, table, np.int32(-1))
+    table = np.full((count, width), -1, np.int32)
+    for row, begin, length in zip(table, start.tolist(), pages.tolist(), strict=True):
+        row[:length] = kv.page_table[begin : begin + length]
+    return table
 
 
 def _tree(order: Int64Array, common: Int64Array) -> Prefixes | None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cute_attn import BlockSparseKV, Level, LevelsKV, PagedKV, RaggedKV
+from cute_attn import BlockSparseKV, BlockTableKV, Level, LevelsKV, PagedKV, RaggedKV
 from cute_attn.formats.radix import find_prefixes, from_radix, levels_of, to_radix
 from cute_attn.formats.stack import stack
 
@@ -167,6 +167,13 @@ def test_prefixes_of_page_tables(seed: int) -> None:
     assert levels.segments.kv_len.sum() == 4 * len(beginnings)
     again = levels.flat()
     assert again.page_table.tolist() == flat.page_table.tolist()
+    # Padded tables are the same; what lies behind a request's pages is not looked at.
+    padded = np.full((flat.num_requests, int(count.max()) + 2), 5, np.int32)
+    for i, row in enumerate(padded):
+        row[: count[i]] = flat.pages_of(i)
+    same = find_prefixes(BlockTableKV(padded, flat.kv_len, 4), count)
+    assert same is not None
+    assert all(np.array_equal(a, b) for a, b in zip(found, same, strict=True))
     # What is not kept belongs to what is within it.
     kept = np.random.default_rng(seed).random(found.begin.size) < 0.5
     assert levels_of(flat, found, kept).flat().page_table.tolist() == flat.page_table.tolist()
