@@ -236,7 +236,6 @@ def find_prefixes(kv: KVFormat, most: Any) -> Prefixes | None:
     Returns:
         None: nothing is.
     """
-    count = kv.num_requests
     pages = np.minimum(most, kv.kv_len // kv.page_size)
     heads = kv.page_table[kv.kv_start[pages > 0]]
     if np.unique(heads).size == heads.size:
