@@ -32,6 +32,7 @@ class StackedKV(KVFormat):
         kv_pos: (num_segments,) position of the first key.
     """
 
+    stacked = True
     qo_indptr: Int64Array
 
     def __init__(
