@@ -91,6 +91,11 @@ class CompositeAttention:
         return self._plain.device
 
     @property
+    def stack(self) -> Stack | None:
+        """The last step as one batch, as its kernels see it; None: nothing is shared."""
+        return self._stack
+
+    @property
     def attention(self) -> BatchAttention:
         """What serves the last step; its `explain()` shows ranges of keys as requests.
 

@@ -86,7 +86,7 @@ def pays_in_turn(
     blocks = int((-(-small.kv_len // geometry.tile_kv)).sum())
     computed = small.num_requests * cost.item(geometry) + blocks * cost.compute_block(geometry)
     joined = computed * heads / num_sms / 1e3
-    return joined > _IN_TURN * (_LAUNCH_US + _read_us(keys, heads, cost, gpu))
+    return bool(joined > _IN_TURN * (_LAUNCH_US + _read_us(keys, heads, cost, gpu)))
 
 
 def _read_us(keys: int, num_kv_heads: int, cost: CostModel, gpu: Gpu) -> float:
