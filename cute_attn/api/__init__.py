@@ -8,6 +8,7 @@ from cute_attn.api.flex import from_flex
 from cute_attn.api.hook_cost import hook_instructions
 from cute_attn.api.kernel import Kernel, build, warmup
 from cute_attn.api.one_shot import attention, single_decode, single_prefill
+from cute_attn.api.sparse_arrays import from_sparse, to_sparse
 from cute_attn.api.states import merge_states
 from cute_attn.api.templates import register_template
 from cute_attn.api.trace import Trace
@@ -21,6 +22,8 @@ from cute_attn.formats import (
     LevelsKV,
     PagedKV,
     RaggedKV,
+    from_radix,
+    to_radix,
 )
 from cute_attn.tuning import TuneStep
 from cute_attn.variants import (
@@ -81,6 +84,8 @@ __all__ = [
     "custom_mask",
     "document_mask",
     "from_flex",
+    "from_radix",
+    "from_sparse",
     "full",
     "hook_instructions",
     "merge_states",
@@ -97,6 +102,8 @@ __all__ = [
     "soft_cap",
     "streaming_llm",
     "supports",
+    "to_radix",
+    "to_sparse",
     "tree_mask",
     "tune",
     "warmup",

@@ -11,6 +11,7 @@ from cute_attn.formats.device import DeviceKV
 from cute_attn.formats.gather import as_numpy, gather_kv
 from cute_attn.formats.levels import Level, LevelsKV
 from cute_attn.formats.paged import BlockTableKV, PagedKV
+from cute_attn.formats.radix import Radix, from_radix, to_radix
 from cute_attn.formats.ragged import RaggedKV
 from cute_attn.formats.views import (
     KVViews,
@@ -30,12 +31,15 @@ __all__ = [
     "Level",
     "LevelsKV",
     "PagedKV",
+    "Radix",
     "RaggedKV",
     "Strides",
     "as_numpy",
     "element_strides",
+    "from_radix",
     "gather_kv",
     "kv_views",
     "paged_views",
     "ragged_views",
+    "to_radix",
 ]
