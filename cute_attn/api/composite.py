@@ -80,7 +80,9 @@ class CompositeAttention:
         self._looks_up = needs_look_up(shape.variant)
         self._by_row: BatchAttention | None = None  # where positions have to be looked up
         self._fixed = bool(options.get("cuda_graph"))
-        self._rows = RowMerge(shape, fixed=self._fixed, max_rows=max_rows)
+        self._rows = RowMerge(
+            shape, fixed=self._fixed, max_rows=max_rows, on_host=shape.device.type == "cpu"
+        )
         self._stack: Stack | None = None
         self._used: BatchAttention | None = None
         self.levels: LevelsKV | None = None

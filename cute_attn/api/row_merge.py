@@ -29,6 +29,7 @@ class RowMerge:
         fixed: addresses must not change after the first plan (CUDA graphs).
         max_rows: capacity: most stacked rows of a step; None grows with the steps (fixed: as many
             as the first plan's, rounded up).
+        on_host: merge with NumPy.
 
     Attributes:
         q: (capacity, num_qo_heads, head_dim_qk) copies of query rows.
@@ -37,7 +38,9 @@ class RowMerge:
         count: copies in the step; with `fixed` the capacity.
     """
 
-    def __init__(self, shape: BatchShape, *, fixed: bool, max_rows: int | None) -> None:
+    def __init__(
+        self, shape: BatchShape, *, fixed: bool, max_rows: int | None, on_host: bool
+    ) -> None:
         self._shape = shape
         self._fixed = fixed
         self._max_rows = max_rows
@@ -45,7 +48,8 @@ class RowMerge:
         self._host: tuple[npt.NDArray[np.int64], ...] = ()
         self._buffer: PlanBuffer | None = None
         self._kernel: Kernel | None = None
-        self._order = None if shape.device.type == "cpu" else StreamOrder(shape.device)
+        self._on_host = on_host
+        self._order = None if on_host else StreamOrder(shape.device)
         self._uploaded: torch.cuda.Event | None = None
         self.count = 0
         self.q = self.out = self.lse = self.tables = torch.empty(0)
@@ -72,7 +76,7 @@ class RowMerge:
         self.q = torch.zeros((*heads, shape.head_dim_qk), dtype=shape.dtype, device=device)
         self.out = torch.empty((*heads, shape.head_dim_vo), dtype=shape.dtype, device=device)
         self.lse = torch.empty(heads, dtype=torch.float32, device=device)
-        if device.type == "cpu":
+        if self._on_host:
             self.tables = torch.zeros((2, capacity), dtype=torch.int32)
         else:
             self._buffer = PlanBuffer(5 * (capacity + 1), device)

@@ -40,6 +40,10 @@ class StackedKV(KVFormat):
     ) -> None:
         self.kv_start, self.kv_len = segments.kv_start, segments.kv_len
         self.page_size, self.page_table = levels.page_size, levels.page_table
+        if self.page_size:  # each page number once: the table goes to the device
+            pages = -(-self.kv_len // self.page_size)
+            self.page_table = self.page_table[ranges(self.kv_start, pages)]
+            self.kv_start = np.cumsum(pages) - pages
         self.max_page, self.num_rows = levels.max_page, levels.num_rows
         self.qo_indptr, self.q_pos, self.kv_pos = qo_indptr, q_pos, segments.kv_pos
 

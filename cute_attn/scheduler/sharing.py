@@ -14,8 +14,9 @@ from cute_attn.scheduler.constants import H200, Gpu
 from cute_attn.scheduler.cost import CostModel
 from cute_attn.scheduler.each import BoolArray, Int64Array
 
-_STEP_US = 8.0  # two launches of a few microseconds; not measured
-_L2_RATE = 2.0  # requests that read the same at the same time find it in the L2; not measured
+STEP_US = 8.0
+"""Of the launches that copy query rows and merge states; an estimate, not measured."""
+_L2_RATE = 2.0  # requests that read the same at once find some of it in the L2; an estimate
 _TILE_ROWS = 64  # packed query rows that a tile computes at least, beyond those of decode
 _DECODE_ROWS = 16
 _LAUNCH_US = 4.0  # what a launch takes beside what it reads: the smallest decodes
@@ -67,7 +68,7 @@ def worth_sharing(
         if less > 0:
             kept[node] = True
             saved += less
-    return kept if saved > _STEP_US else np.zeros(keys.size, np.bool_)
+    return kept if saved > STEP_US else np.zeros(keys.size, np.bool_)
 
 
 def pays_in_turn(

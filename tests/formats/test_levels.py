@@ -48,7 +48,7 @@ def test_what_no_row_sees_is_left_out() -> None:
     # Positions 8 to 10 and 10 to 12: nothing of the shared eight keys.
     assert made.kv.kv_len.tolist() == [3, 5] and made.follows
     made = stack(two_levels(), np.array([0, 1, 1, 2]), (5, 0))
-    assert made.kv.kv_len.tolist() == [4, 3, 5] and made.kv.kv_start.tolist()[0] == 1
+    assert made.kv.kv_len.tolist() == [4, 3, 5] and made.kv.page_table.tolist() == [8, 9, 1, 2]
     assert not made.follows  # keys 5 and 6 are the one's, not the other's
 
 

@@ -58,7 +58,7 @@ def test_one_graph_for_steps_of_other_lengths(device: torch.device) -> None:
     ]
     rows = np.arange(33)
     made = attention(
-        device, share_prefixes="always", cuda_graph=True, max_requests=64, max_pages=4096,
+        device, share_prefixes="always", cuda_graph=True, max_requests=64, max_pages=16384,
         max_rows=96,
     )  # fmt: skip
     q = levels.random(0, 40, heads, dim).to(device, levels.DTYPE)
