@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from cute_attn.api import checks
+from cute_attn.api.arguments import Arguments
 from cute_attn.api.dispatch import AMPERE_DECODE, emitter_arch
 from cute_attn.api.kernel import Kernel
 from cute_attn.api.plan_buffer import PlanBuffer
@@ -48,6 +49,7 @@ class RowMerge:
         self._host: tuple[npt.NDArray[np.int64], ...] = ()
         self._buffer: PlanBuffer | None = None
         self._kernel: Kernel | None = None
+        self._arguments: Arguments
         self._on_host = on_host
         self._order = None if on_host else StreamOrder(shape.device)
         self._uploaded: torch.cuda.Event | None = None
@@ -133,9 +135,9 @@ class RowMerge:
         if self._kernel is None:
             arch = emitter_arch(device_info(device.index).arch, AMPERE_DECODE)
             self._kernel = _kernel(arch, checks.DTYPE_NAMES[shape.dtype], shape.head_dim_vo)
+            self._arguments = self._kernel.arguments()  # a launch copies them
         step = 4 * (self._capacity + 1)
-        arguments = self._kernel.arguments()
-        arguments.set(
+        self._arguments.set(
             v=self.out.data_ptr(),
             lse=self.lse.data_ptr(),
             state_indptr=self._buffer.address + 4 * step,
@@ -149,7 +151,7 @@ class RowMerge:
         )
         grid = merge_rows_grid(shape.head_dim_vo, tokens * shape.num_qo_heads)
         stream = torch.cuda.current_stream(device).cuda_stream
-        self._kernel.launch(grid, stream, arguments, device.index)
+        self._kernel.launch(grid, stream, self._arguments, device.index)
         if self._order is not None and self._elsewhere():
             self._order.after_run()
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from cute_attn import CompositeAttention, Level, LevelsKV, PagedKV
+from cute_attn import CompositeAttention, Level, LevelsKV, PagedKV, causal, sliding_window
 from cute_attn.api import cuda_batch, plan_store, row_merge
 from cute_attn.api.arguments import Arguments
 from cute_attn.codegen.kernels import merge_rows_params
+from cute_attn.variants.looked_up import looked_up
 
 HEADS, KV_HEADS, DIM = 8, 2, 128
 BF16 = torch.bfloat16
@@ -135,3 +136,18 @@ def test_small_requests_follow_large_ones_where_that_pays(fake_gpu: Any, merges:
     q = torch.zeros(count, HEADS, DIM, dtype=BF16)
     made.run(q, torch.zeros(128, 2, 16, KV_HEADS, DIM, dtype=BF16))
     assert len(fake_gpu.launches) == 2 and len(merges.launches) == 1
+
+
+def test_positions_are_looked_up_in_device_memory(fake_gpu: Any, merges: Merges) -> None:
+    variant = causal() & sliding_window().bake(window_left=20)
+    made = attention(fake_gpu, variant=variant)
+    made._by_row = fake_gpu.batch(HEADS, KV_HEADS, DIM, variant=looked_up(variant))
+    made.plan([0, 2, 3, 6], levels([5, 16, 9]))
+    q = torch.zeros(6, HEADS, DIM, dtype=BF16)
+    made.run(q, torch.zeros(13, 2, 16, KV_HEADS, DIM, dtype=BF16))
+    assert made.stack is not None and not made.stack.follows
+    (launch,) = (x for x in fake_gpu.launches if "at_rows" in x.name)
+    at = launch.params["row_positions"]
+    count = made.stack.rows.size
+    assert memory(made, at)[:count].tolist() == made.stack.positions.tolist()
+    assert launch.params["row_positions_size_0"] >= count
