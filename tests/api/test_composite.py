@@ -274,6 +274,20 @@ def test_ragged_levels() -> None:
     check(result, oracle.attend_batch(q, rows, *keys, mask=oracle.mask_of("causal")))
 
 
+def test_a_page_may_be_read_twice() -> None:
+    """Within a range, in two levels, and in the ranges of two requests."""
+    shared = PagedKV([0, 3], [2, 5, 2], [4], 4)
+    own = PagedKV([0, 1, 3, 4], [5, 0, 5, 0], [3, 4, 1], 4)
+    levels = LevelsKV([Level(shared, [0, 1, 2], [0, 3]), Level(own)])
+    rows = np.array([0, 1, 3, 4])
+    q, cache = random(0, 4, HEADS, DIM), random(1, 6, 2, 4, KV_HEADS, DIM)
+    wanted = expected(q, rows, cache, levels, mask=oracle.mask_of("causal"))
+    check(attention().plan(rows, levels).run(q, cache, return_lse=True), wanted)
+    flat = attention(share_prefixes="always").plan(rows, levels.flat())
+    assert flat.levels is not None
+    check(flat.run(q, cache, return_lse=True), wanted)
+
+
 def test_plans_follow_one_another() -> None:
     made = attention(share_prefixes="always")
     for seed in (3, 1, 0, 3):
