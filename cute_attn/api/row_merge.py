@@ -94,15 +94,16 @@ class RowMerge:
             self.tables[0, :rows] = torch.from_numpy(stack.positions)
             self.tables[1, :rows] = torch.from_numpy(stack.requests)
             return
-        assert self._order is not None
-        self._order.before_plan()
         staged = self._buffer.stage().reshape(5, -1)
         staged[:] = 0
         columns = (stack.rows, stack.states, stack.positions, stack.requests)
         for row, values in zip(staged, columns, strict=False):
             row[:rows] = values
         staged[4, : tokens + 1], staged[4, tokens + 1 :] = stack.state_indptr, -1
-        self._uploaded = self._buffer.upload(staged.size)
+        assert self._order is not None
+        with torch.cuda.device(self._shape.device):
+            self._order.before_plan()
+            self._uploaded = self._buffer.upload(staged.size)
 
     def copy(self, q: torch.Tensor) -> torch.Tensor:
         """(count, num_qo_heads, head_dim_qk) copies of query rows."""
@@ -151,7 +152,8 @@ class RowMerge:
         )
         grid = merge_rows_grid(shape.head_dim_vo, tokens * shape.num_qo_heads)
         stream = torch.cuda.current_stream(device).cuda_stream
-        self._kernel.launch(grid, stream, self._arguments, device.index)
+        with torch.cuda.device(device):
+            self._kernel.launch(grid, stream, self._arguments, device.index)
         if self._order is not None and self._elsewhere():
             self._order.after_run()
 
