@@ -20,6 +20,7 @@ from cute_attn import KernelSpec, warmup
 from cute_attn.runtime import CompiledKernel, cache_key
 from cute_attn.runtime.cache_upkeep import entries, remove
 from perf import cases
+from perf.cases import shared
 from perf.cases.variants import variant_specs
 from tests.gpu import specs
 
@@ -33,6 +34,7 @@ def kernels(only: str | None, arch: str, sections: Sequence[str] = ()) -> list[s
         own = specs.with_merges(cases.all_specs(arch, sections))
         if not sections:
             own += [*specs.with_merges(variant_specs(arch)), *specs.planner_kernels(arch)]
+            own += [*specs.with_merges(shared.shared_specs(arch)), shared.shared_merge(arch)]
         found |= {kernel.name: kernel for kernel in own}
     return list(found.values())
 

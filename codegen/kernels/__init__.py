@@ -1,5 +1,6 @@
-"""Architecture-neutral kernels: merge of partial results, merge of states, append to a cache, the
-planner of decode steps, ranges of tensors; and samples of hooks, which are looked at only.
+"""Architecture-neutral kernels: merge of partial results, merge of states and of levels, append
+to a cache, the planner of decode steps, ranges of tensors; and samples of hooks, which are looked
+at only.
 
 Each module has an `emit_*` that returns a `GeneratedKernel` and a `*_grid` that says how to launch
 it.
@@ -19,6 +20,11 @@ from cute_attn.codegen.kernels.block_ranges import (
 )
 from cute_attn.codegen.kernels.hook_sample import SAMPLED, emit_hook_sample
 from cute_attn.codegen.kernels.merge import emit_merge, merge_grid
+from cute_attn.codegen.kernels.merge_rows import (
+    emit_merge_rows,
+    merge_rows_grid,
+    merge_rows_params,
+)
 from cute_attn.codegen.kernels.merge_states import (
     emit_merge_states,
     merge_states_grid,
@@ -40,9 +46,12 @@ __all__ = [
     "emit_block_ranges",
     "emit_hook_sample",
     "emit_merge",
+    "emit_merge_rows",
     "emit_merge_states",
     "emit_plan_decode",
     "merge_grid",
+    "merge_rows_grid",
+    "merge_rows_params",
     "merge_states_grid",
     "merge_states_params",
     "plan_decode_divisors",

@@ -2,17 +2,29 @@
 
 from cute_attn.api.append import RoPE, append_paged_kv
 from cute_attn.api.batch import BatchAttention
+from cute_attn.api.composite import CompositeAttention
 from cute_attn.api.dispatch import Problem, choose, supports
 from cute_attn.api.flex import from_flex
 from cute_attn.api.hook_cost import hook_instructions
 from cute_attn.api.kernel import Kernel, build, warmup
 from cute_attn.api.one_shot import attention, single_decode, single_prefill
+from cute_attn.api.sparse_arrays import from_sparse, to_sparse
 from cute_attn.api.states import merge_states
 from cute_attn.api.templates import register_template
 from cute_attn.api.trace import Trace
 from cute_attn.api.tuner import Tuning, tune
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
-from cute_attn.formats import BlockSparseKV, BlockTableKV, DeviceKV, PagedKV, RaggedKV
+from cute_attn.formats import (
+    BlockSparseKV,
+    BlockTableKV,
+    DeviceKV,
+    Level,
+    LevelsKV,
+    PagedKV,
+    RaggedKV,
+    from_radix,
+    to_radix,
+)
 from cute_attn.tuning import TuneStep
 from cute_attn.variants import (
     Llama3Scaling,
@@ -42,9 +54,12 @@ __all__ = [
     "BatchAttention",
     "BlockSparseKV",
     "BlockTableKV",
+    "CompositeAttention",
     "DeviceKV",
     "Kernel",
     "KernelSpec",
+    "Level",
+    "LevelsKV",
     "Llama3Scaling",
     "PagedKV",
     "Problem",
@@ -69,6 +84,8 @@ __all__ = [
     "custom_mask",
     "document_mask",
     "from_flex",
+    "from_radix",
+    "from_sparse",
     "full",
     "hook_instructions",
     "merge_states",
@@ -85,6 +102,8 @@ __all__ = [
     "soft_cap",
     "streaming_llm",
     "supports",
+    "to_radix",
+    "to_sparse",
     "tree_mask",
     "tune",
     "warmup",

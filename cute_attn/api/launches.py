@@ -122,12 +122,37 @@ def parts_of(
     rows, keys = (np.r_[0, np.cumsum(lengths)] for lengths in (q_lens, kv_lens))
     given = None if scalars is None else dict(scalars)
     whole = make_step(rows, RaggedKV(keys), problem.variant, given, torch.device("cpu"))
+    return parts_of_step(
+        whole,
+        problem,
+        num_kv_heads=num_kv_heads,
+        num_sms=num_sms,
+        schedule=schedule,
+        constants=constants,
+    )
+
+
+def parts_of_step(
+    whole: Step,
+    problem: Problem,
+    *,
+    num_kv_heads: int,
+    num_sms: int,
+    schedule: str | None = None,
+    constants: Constants = BUILT_IN,
+) -> list[Part]:
+    """The launches of a step; arguments as for `parts_of`. Two of them that each have all SMs are
+    one after the other.
+
+    Raises:
+        UnsupportedSpecError: no kernel serves it.
+    """
     parts: list[tuple[Step, int]] = [(whole, num_sms)]
     if schedule is None:
         split = SideBySide(problem, num_kv_heads, num_sms, constants).split(whole)
         if split is not None:
             sms = split.prefill_sms
-            parts = [(split.prefill, sms), (split.decode, num_sms - sms)]
+            parts = [(split.prefill, sms), (split.decode, num_sms - sms or num_sms)]
     found = []
     for step, sms in parts:
         requests = step.requests

@@ -116,18 +116,17 @@ def scales_of(
 def _reach(step: Step, live: Any, shape: BatchShape) -> dict[str, Any] | None:
     """What requests, heads, positions and columns of the `live` requests of a step are between;
     None if there are none."""
-    q_len, kv_len = step.requests.q_len, step.requests.kv_len
     if not live.any():
         return None
     requests = np.flatnonzero(live)
-    longest = float(kv_len[live].max())
+    _, q_len, _, kv_len, q_pos, kv_pos = step.requests.table[:, live]
     return {
         "b": (float(requests[0]), float(requests[-1])),
         "h": (0.0, shape.num_qo_heads - 1.0),
         "kv_head": (0.0, shape.num_kv_heads - 1.0),
         "head_dim_qk": (float(shape.head_dim_qk),) * 2,
         "head_dim_vo": (float(shape.head_dim_vo),) * 2,
-        "q_idx": (float((kv_len - q_len)[live].min()), longest - 1),
-        "kv_idx": (0.0, longest - 1),
+        "q_idx": (float(q_pos.min()), float((q_pos + q_len).max()) - 1),
+        "kv_idx": (float(kv_pos.min()), float((kv_pos + kv_len).max()) - 1),
         "d": (0.0, shape.head_dim_vo - 1.0),
     }

@@ -1,7 +1,8 @@
 """Which steps of a GPU batch are two launches side by side: prefill, and decode beside it.
 
 The prefill kernel leaves no room on its SMs, so the blocks of the decode kernel, which are launched
-when all of its blocks have started, take the other SMs. How many: `scheduler.side_by_side`.
+when all of its blocks have started, take the other SMs. How many: `scheduler.side_by_side`. Of
+levels, decode may also follow prefill on all SMs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from cute_attn.api import dispatch
 from cute_attn.api.step import Step
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
-from cute_attn.scheduler import BUILT_IN, Constants, CostModel, prefill_sms
+from cute_attn.scheduler import BUILT_IN, Constants, CostModel, pays_in_turn, prefill_sms
 
 
 class Split(NamedTuple):
@@ -20,7 +21,7 @@ class Split(NamedTuple):
 
     Attributes:
         prefill, decode: its parts; the page table is with the first.
-        prefill_sms: SMs of the first part; the other takes the rest.
+        prefill_sms: SMs of the first part; the other takes the rest, or follows on all of them.
     """
 
     prefill: Step
@@ -70,15 +71,20 @@ class SideBySide:
         if not shortest * prefill.group <= dispatch.SMALL_ROWS < longest * prefill.group:
             return None  # requests of one kind
         split = divide(step, prefill.group)
+        tiles = dispatch.geometry(prefill, self._num_kv_heads, step.band)
         sms = prefill_sms(
             split.prefill.requests,
             split.decode.requests,
-            dispatch.geometry(prefill, self._num_kv_heads, step.band),
+            tiles,
             self._cost,
             num_sms=self._num_sms,
             decode_blocks_per_sm=decode.tile.blocks_per_sm,
             gpu=self._gpu,
         )
+        if sms is None and step.kv_format.stacked:
+            own, gpu = split.decode.requests, self._gpu
+            if pays_in_turn(own, tiles, self._cost, num_sms=self._num_sms, gpu=gpu):
+                sms = self._num_sms
         return None if sms is None else split._replace(prefill_sms=sms)
 
 

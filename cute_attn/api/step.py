@@ -116,9 +116,16 @@ def make_step(
         raise ValueError(
             f"qo_indptr describes {q_len.size} requests, kv_format {kv_format.num_requests}"
         )
-    values, band = _band(variant, scalars)
+    values, band = band_of(variant, scalars)
     return Step(
-        requests=RequestBatch(rows[:-1], q_len, kv_format.kv_start, kv_format.kv_len),
+        requests=RequestBatch(
+            rows[:-1],
+            q_len,
+            kv_format.kv_start,
+            kv_format.kv_len,
+            kv_format.q_pos,
+            kv_format.kv_pos,
+        ),
         q_rows=int(rows[-1]),
         kv_format=kv_format,
         page_table=_page_table(kv_format, device),
@@ -152,7 +159,7 @@ def make_device_step(
             raise TypeError(f"{name} is on device {tensor.device}; it takes {device}")
     if kv_format.num_requests == 0:
         raise ValueError("kv_format has no requests; plan_on_device() takes at least 1")
-    values, band = _band(variant, scalars)
+    values, band = band_of(variant, scalars)
     return DeviceStep(
         q_rows=kv_format.num_requests * q_len,
         kv_format=kv_format,
@@ -163,7 +170,7 @@ def make_device_step(
     )
 
 
-def _band(
+def band_of(
     variant: Variant, scalars: dict[str, float | int] | None
 ) -> tuple[dict[str, float | int], tuple[int, int]]:
     """Values of the variant's scalars, and the (left, right) limits of its band."""

@@ -9,7 +9,9 @@ from cute_attn.formats.base import KVFormat
 from cute_attn.formats.block_sparse import BlockSparseKV
 from cute_attn.formats.device import DeviceKV
 from cute_attn.formats.gather import as_numpy, gather_kv
+from cute_attn.formats.levels import Level, LevelsKV
 from cute_attn.formats.paged import BlockTableKV, PagedKV
+from cute_attn.formats.radix import Radix, from_radix, to_radix
 from cute_attn.formats.ragged import RaggedKV
 from cute_attn.formats.views import (
     KVViews,
@@ -26,13 +28,18 @@ __all__ = [
     "DeviceKV",
     "KVFormat",
     "KVViews",
+    "Level",
+    "LevelsKV",
     "PagedKV",
+    "Radix",
     "RaggedKV",
     "Strides",
     "as_numpy",
     "element_strides",
+    "from_radix",
     "gather_kv",
     "kv_views",
     "paged_views",
     "ragged_views",
+    "to_radix",
 ]

@@ -28,6 +28,9 @@ class KVFormat:
         num_rows: ragged: KV rows that k and v must have at least.
         has_positions: True if key j of a request stands at position j. In block-sparse rows it does
             not, so masks and windows over positions mean nothing.
+        stacked: True for levels as one batch: a few large requests and many small ones.
+        q_pos, kv_pos: (num_requests,) int64, positions of each request's first query row and first
+            key; None: the last row stands at the last key, and the first key at 0.
     """
 
     kv_len: Int64Array
@@ -38,6 +41,9 @@ class KVFormat:
     max_page: int | None = -1
     num_rows: int = 0
     has_positions: bool = True
+    stacked: bool = False
+    q_pos: Int64Array | None = None
+    kv_pos: Int64Array | None = None
 
     @property
     def num_requests(self) -> int:

@@ -28,6 +28,9 @@ class BlockSparseKV(KVFormat):
         num_cols: keys, a multiple of C.
         check: also look at indices that live on a device. Waits for the device; for debugging.
 
+    Attributes:
+        block_size: as given.
+
     Raises:
         TypeError, ValueError: naming the argument, what it holds and what it takes.
 
@@ -70,6 +73,7 @@ class BlockSparseKV(KVFormat):
             self.max_page = check_used_pages("indices", table[:used])
             _check_unique(pointer, table[:used])
         self.num_rows = num_cols
+        self.block_size = (rows, self.page_size)
         self.check_num_pages(num_cols // self.page_size)
         starts = np.arange(self.num_requests + 1, dtype=np.int64) * rows
         self.qo_indptr: Int64Array = np.minimum(starts, num_rows)

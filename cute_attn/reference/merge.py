@@ -64,3 +64,31 @@ def merge_states(v: Array, lse: Array) -> tuple[Array, Array]:
     out, merged = merge_partials(partial_out, partial_lse * wide.type(np.log2(np.e)))
     natural = (merged * wide.type(np.log(2))).astype(np.float32)
     return out.reshape(tokens, heads, dim).astype(v.dtype), natural.reshape(tokens, heads)
+
+
+def merge_rows(v: Array, lse: Array, state_indptr: Array, states: Array) -> tuple[Array, Array]:
+    """Merges the states of each token, which lie in rows that a list names.
+
+    Args:
+        v: (num_states, num_heads, head_dim) outputs, float32 or float64.
+        lse: (num_states, num_heads) natural log-sum-exp.
+        state_indptr: (tokens + 1,) the states of token t are rows
+            states[state_indptr[t] : state_indptr[t + 1]]; a token without any: 0 and -inf.
+        states: row numbers of v and lse.
+
+    Returns:
+        out (tokens, num_heads, head_dim) and lse (tokens, num_heads) in v's dtype.
+    """
+    counts = np.diff(state_indptr)
+    most, (_, heads, dim) = max(int(counts.max(initial=0)), 1), v.shape
+    outs = np.zeros((most, counts.size, heads, dim), v.dtype)
+    lses = np.full((most, counts.size, heads), -np.inf, v.dtype)
+    for number in range(most):
+        some = np.flatnonzero(counts > number)
+        rows = states[state_indptr[some] + number]
+        outs[number, some], lses[number, some] = v[rows], lse[rows] * np.log2(np.e)
+    out, merged = merge_partials(
+        outs.reshape(most, counts.size * heads, dim), lses.reshape(most, counts.size * heads)
+    )
+    natural = (merged * np.log(2)).astype(v.dtype)
+    return out.reshape(counts.size, heads, dim), natural.reshape(counts.size, heads)

@@ -16,6 +16,7 @@ from cute_attn.scheduler.plan import Plan
 from cute_attn.scheduler.planner import plan_batch
 from cute_attn.scheduler.prices import Prices, prices_of
 from cute_attn.scheduler.reads import Reads, reads_of
+from cute_attn.scheduler.sharing import pays_in_turn, worth_sharing
 from cute_attn.scheduler.side_by_side import prefill_sms
 from cute_attn.scheduler.simulator import (
     Report,
@@ -60,6 +61,7 @@ __all__ = [
     "explain",
     "fit_constants",
     "max_slots",
+    "pays_in_turn",
     "plan_batch",
     "plan_fixed_pieces",
     "plan_items",
@@ -70,4 +72,5 @@ __all__ = [
     "simulate",
     "simulate_plans",
     "workspace_size",
+    "worth_sharing",
 ]

@@ -12,6 +12,7 @@ import pytest
 from cute_attn.codegen.kernels import (
     emit_append,
     emit_merge,
+    emit_merge_rows,
     emit_merge_states,
     merge_grid,
     merge_states_grid,
@@ -37,6 +38,10 @@ def kernels() -> list[GeneratedKernel]:
         for arch, dtype, dim in itertools.product(ARCHS, ("bf16", "fp16", "fp32"), DIMS)
     ]
     made += [
+        emit_merge_rows(arch, dtype, dim)
+        for arch, dtype, dim in itertools.product(ARCHS, ("bf16", "fp16"), DIMS)
+    ]
+    made += [
         emit_append(arch, dtype, dim, dim, rope)
         for arch, dtype, dim, rope in itertools.product(
             ARCHS, ("bf16", "fp16"), DIMS, (None, "half_split", "interleaved")
@@ -54,6 +59,8 @@ def everyday() -> list[GeneratedKernel]:
         emit_merge_states("sm_86", "fp32", 128),
         emit_merge_states("sm_90a", "fp16", 192),
         emit_merge_states("sm_90", "bf16", 112),
+        emit_merge_rows("sm_90", "bf16", 128),
+        emit_merge_rows("sm_80", "fp16", 80),
         emit_append("sm_90a", "bf16", 128, 128),
         emit_append("sm_80", "fp16", 192, 128, "half_split"),
         emit_append("sm_90", "bf16", 80, 80, "half_split"),

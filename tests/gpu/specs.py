@@ -34,7 +34,15 @@ from cute_attn.codegen.kernels import (
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.hopper import FEW_ROWS
 from cute_attn.scheduler.constants import H200
-from tests.gpu import dual_chunk, function_cases, own_template, row_cases, stress, variant_cases
+from tests.gpu import (
+    dual_chunk,
+    function_cases,
+    levels,
+    own_template,
+    row_cases,
+    stress,
+    variant_cases,
+)
 from tests.gpu.batches import variant_of
 from tests.gpu.check import problem_of
 from tests.gpu.grid import CASES, CUT, LENGTHS, Case
@@ -156,11 +164,13 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
         for dtype, dim, name, group in LONG_KERNELS:
             problem = Problem(arch, dtype, dim, dim, group, variant_of(name), None)
             specs += all_specs(problem)[-2:]
-    own = ampere_arch(arch)
+    own, level_kernels = ampere_arch(arch), levels.kernels(arch)
     return [
         *with_merges(specs),
         *(emit_append(own, dtype, dim, dim, rope) for dtype, dim, rope in APPENDS),
         *(emit_merge_states(own, dtype, dim) for dtype, dim in STATES),
+        *with_merges(x for x in level_kernels if isinstance(x, KernelSpec)),
+        *(x for x in level_kernels if isinstance(x, GeneratedKernel)),
         *planner_kernels(arch),
     ]
 
