@@ -19,7 +19,7 @@ from cute_attn.formats import RaggedKV
 from cute_attn.scheduler import BUILT_IN, Constants, plan_batch
 from cute_attn.tuning import Candidate, TuneStep, tiles_of
 
-CANDIDATES = 10
+CANDIDATES = 16
 """Kernels of a class of steps that are compiled, beside the defaults."""
 _SLOWER = 1.25
 """Predicted time over the least from which a tile is not tried."""

@@ -13,7 +13,7 @@ from cute_attn.api.step import Step
 from cute_attn.api.tune_space import candidate_spec
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
 from cute_attn.runtime.device import DeviceInfo
-from cute_attn.tuning import Candidate, Database, TunedTable, files
+from cute_attn.tuning import Database, Entry, TunedTable, files
 from cute_attn.tuning.kernel_class import KernelClass, kernel_class
 from cute_attn.tuning.step import StepKey, step_key
 
@@ -37,15 +37,14 @@ class Tuned(Compiled):
             return None
         return TunedProblem(self, problem, num_kv_heads, num_sms)
 
-    def nearest(self, of_kernel: KernelClass, key: StepKey) -> Candidate | None:
-        """What is taken for a step; None: the default."""
+    def nearest(self, of_kernel: KernelClass, key: StepKey) -> Entry | None:
+        """What was measured of a step nearby, if another kernel than the default won."""
         entry = self._table.nearest(of_kernel, key)
-        return None if entry is None or entry.taken is None else entry.taken.candidate
+        return None if entry is None or entry.taken is None else entry
 
-    def winners(self, of_kernel: KernelClass) -> list[tuple[StepKey, Candidate]]:
-        """What is taken for any steps, with what was measured."""
-        found = self._table.winners(of_kernel)
-        return [(entry.key, entry.taken.candidate) for entry in found if entry.taken]
+    def winners(self, of_kernel: KernelClass) -> list[Entry]:
+        """What was measured of steps that take another kernel than the default."""
+        return self._table.winners(of_kernel)
 
     def prefer(self, spec: KernelSpec, toolchain: str | None) -> None:
         """From now on the kernel of `spec` is made by this compiler, where it is known."""
@@ -66,7 +65,7 @@ class TunedProblem:
     ) -> None:
         self._tuned, self._class = tuned, class_of(problem)
         self._problem, self._num_kv_heads, self._num_sms = problem, num_kv_heads, num_sms
-        self._specs: dict[StepKey, KernelSpec | None] = {}
+        self._specs: dict[StepKey, tuple[Entry, KernelSpec | None] | None] = {}
 
     def spec_of(self, step: Step) -> KernelSpec | None:
         """The kernel of a step; None: that of the tables."""
@@ -83,17 +82,22 @@ class TunedProblem:
             self._num_sms,
         )
         if key not in self._specs:
-            taken = self._tuned.nearest(self._class, key)
-            self._specs[key] = None if taken is None else self._spec(taken, key)
-        return self._specs[key]
+            entry = self._tuned.nearest(self._class, key)
+            self._specs[key] = None if entry is None else (entry, self._spec(entry, key))
+        found = self._specs[key]
+        if found is None or found[0].gain_at(requests.q_len * self._problem.group) <= 1:
+            return None
+        return found[1]
 
     def all_specs(self) -> list[KernelSpec]:
         """Every kernel that some step takes."""
-        found = [self._spec(taken, key) for key, taken in self._tuned.winners(self._class)]
+        found = [self._spec(entry, entry.key) for entry in self._tuned.winners(self._class)]
         return [spec for spec in dict.fromkeys(found) if spec is not None]
 
-    def _spec(self, candidate: Candidate, key: StepKey) -> KernelSpec | None:
-        """The kernel of a candidate; None where this version has none such."""
+    def _spec(self, entry: Entry, key: StepKey) -> KernelSpec | None:
+        """The kernel that is taken; None where this version has none such."""
+        assert entry.taken is not None
+        candidate = entry.taken.candidate
         try:
             spec = candidate_spec(self._problem, candidate, key.kind or None)
         except UnsupportedSpecError:

@@ -61,7 +61,7 @@ def compile_candidates(
     sms: int | None = None,
     steps: Sequence[TuneStep] | None = None,
     match: str = "",
-    candidates: int = CANDIDATES,
+    candidates: int | None = None,
     jobs: int | None = None,
     progress: CompileProgress | None = None,
 ) -> Compiled:
@@ -83,7 +83,7 @@ def compile_candidates(
         wanted,
         arch,
         sms or SMS[arch],
-        most=candidates,
+        most=candidates or CANDIDATES,
         toolchains=further_toolchains(),
     )
     return compile_contests(_matching(found, match), jobs=jobs, progress=progress)
@@ -95,7 +95,7 @@ def tune(
     device: int | None = None,
     seconds: float | None = None,
     match: str = "",
-    candidates: int = CANDIDATES,
+    candidates: int | None = None,
     path: str | Path | None = None,
     again: bool = False,
     jobs: int | None = None,
@@ -112,7 +112,7 @@ def tune(
         device: ordinal; default: the current one.
         seconds: time that it may take, compiling included; default: as long as it takes.
         match: only steps whose name contains this; kernels are tried as for all of them.
-        candidates: kernels of a class of steps that are tried, beside that of the tables.
+        candidates: kernels of a class of steps that are tried, beside those of the tables; None: 16.
         path: database to add to; default: the user's for this kind of GPU, which plans look into.
         again: measure also what is in the database.
         jobs: compile processes.
@@ -139,7 +139,7 @@ def tune(
         wanted,
         info.arch,
         info.num_sms,
-        most=candidates,
+        most=candidates or CANDIDATES,
         toolchains=toolchains,
         constants=constants,
     )
@@ -245,6 +245,7 @@ def _measure(
         step=contest.step.name,
         kernel_class=class_of(contest.problem),
         key=contest.step.key(bench.num_sms),
+        rows=contest.step.packed_rows,
         measured=tuple(measured),
         winner=winner,
         made=made | {"tried": _tried(contest), "date": _now()},

@@ -24,8 +24,9 @@ def command(
         str, typer.Option(help="Only steps whose name contains this; --list shows them.")
     ] = "",
     candidates: Annotated[
-        int, typer.Option(min=1, help="Kernels of a class of steps that are tried.")
-    ] = 10,
+        int | None,
+        typer.Option(min=1, help="Kernels of a class of steps that are tried. Default: 16."),
+    ] = None,
     compile_only: Annotated[
         bool, typer.Option("--compile-only", help="Fill the cache, measure nothing; needs --arch.")
     ] = False,
@@ -117,7 +118,7 @@ def _compile(
     match: str,
     arch: str | None,
     sms: int | None,
-    candidates: int,
+    candidates: int | None,
     jobs: int | None,
     *,
     as_json: bool,
@@ -167,7 +168,7 @@ def _compiled_line(found: Any) -> str:
 def _measure(
     match: str,
     seconds: float | None,
-    candidates: int,
+    candidates: int | None,
     device: int | None,
     out: Path | None,
     jobs: int | None,

@@ -138,9 +138,9 @@ def _hopper(item_us: float, masked_us: float, efficiency: float) -> KernelTimes:
         item_us=item_us,
         masked_us=masked_us,
         efficiency=efficiency,
-        paged=0.95,  # sections P and B: pages of 16 and 64 against ragged
-        gather=0.895,  # the same: pages of 1
-        read_share=0.92,  # section Q: 4 to 16 tokens per request
+        paged=0.97,  # sections P and B: pages of 16 and 64 against ragged
+        gather=0.9,  # the same: pages of 1
+        read_share=0.927,  # section Q: 4 to 16 tokens per request
         sm_share=1.0,  # 128 KB under way; never what a case waits for
         merge_us=_MERGE_US,
     )
@@ -160,17 +160,17 @@ def _ampere(item_us: float, masked_us: float, efficiency: float) -> KernelTimes:
     )
 
 
-_READ_SHARE = 0.94  # section C: decode
+_READ_SHARE = 0.96  # section C: decode
 _MERGE_US = 1.5  # section C: decodes with split tiles against those without
 _TIMES: Table[KernelTimes] = {
     "hopper_tile": {  # A and A16: 64, 128, 256; H: 80 to 112, 192; M: (192, 128); K, W: 128
-        64: _hopper(1.8, 0.2, 0.728),
-        80: _hopper(3.3, 1.5, 0.742),
-        96: _hopper(4.1, 0.52, 0.834),
-        112: _hopper(3.7, 0.34, 0.83),
-        128: _hopper(2.3, 0.35, 0.9),
-        192: _hopper(4.7, 0.6, 0.955),
-        256: _hopper(6.6, 0.94, 0.984),
+        64: _hopper(1.6, 0.24, 0.774),
+        80: _hopper(2.3, 1.9, 0.824),
+        96: _hopper(4.3, 0.7, 0.945),
+        112: _hopper(3.2, 0.34, 0.86),
+        128: _hopper(1.6, 0.43, 0.935),
+        192: _hopper(2.75, 0.4, 0.998),
+        256: _hopper(5.2, 1.0, 1.03),
     },
     "ampere_tile": {  # A at head_dim 128; the others' rates: perf/NOTES.md, run 4
         64: _ampere(3.0, 0.08, 0.42),
@@ -179,14 +179,14 @@ _TIMES: Table[KernelTimes] = {
     },
     "ampere_decode": {
         256: KernelTimes(
-            start_us=3.3,  # section C: what the smallest decodes take beside their keys
+            start_us=3.44,  # section C: what the smallest decodes take beside their keys
             item_us=6.0,  # with one block per SM, 3 with two, 2 with three: perf/NOTES.md
             masked_us=0.0,
             efficiency=0.75,  # never what a case waits for
             paged=1.0,
             gather=1.0,
             read_share=_READ_SHARE,
-            sm_share=0.55,  # X: 71 GB/s; 28 to 52 SMs beside prefill read 67 to 71: perf/NOTES.md
+            sm_share=0.57,  # X: 74 GB/s; 28 to 52 SMs beside prefill read 67 to 71: perf/NOTES.md
             merge_us=_MERGE_US,
         )
     },

@@ -4,7 +4,7 @@
      "gpu": {"name": "NVIDIA H200", "sms": 132, "arch": "sm_90a"},
      "entries": [{"step": "d64 causal 16 x 1024",
                   "class": {"dtype": "bf16", "head_dim_qk": 64, ..., "variant": "causal-1f2e3d4c"},
-                  "key": {"kind": 0, "rows": 20, "keys": 20, "load": 18},
+                  "key": {"kind": 0, "rows": 20, "keys": 20, "load": 18}, "rows": [[16, 1024]],
                   "measured": [{"schedule": "hopper_tile", "tile": {"q": 128, ...}, "us": 57.1,
                                 "spread_us": 0.2, "predicted_us": 55.0, "error": 0.0}, ...],
                   "winner": null, "made": {"date": "...", ...}}]}
@@ -22,9 +22,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_type_hints
 
+import numpy as np
+import numpy.typing as npt
+
 from cute_attn.tuning.candidate import Candidate
 from cute_attn.tuning.kernel_class import KernelClass
 from cute_attn.tuning.step import StepKey
+
+IntArray = npt.NDArray[np.integer[Any]]
 
 VERSION = 1
 """Of the format, and of the kernels: raised where old measurements say nothing any more."""
@@ -80,6 +85,7 @@ class Entry:
     Attributes:
         step: name of the step that was measured.
         kernel_class, key: what `plan` looks up.
+        rows: (requests, packed query rows of each), of the step that was measured.
         measured: all that was measured to the end; the default first.
         winner: index of the one that is taken; None: the default.
         made: how it came about: date, driver, toolchain, what was asked for.
@@ -88,6 +94,7 @@ class Entry:
     step: str
     kernel_class: KernelClass
     key: StepKey
+    rows: tuple[tuple[int, int], ...]
     measured: tuple[Measured, ...]
     winner: int | None
     made: Mapping[str, str | int | float]
@@ -102,12 +109,30 @@ class Entry:
         """Time of the default over that of what is taken."""
         return 1.0 if self.taken is None else self.measured[0].us / self.taken.us
 
+    def gain_at(self, rows: IntArray) -> float:
+        """The gain to expect at a step whose requests have so many packed query rows: tiles of
+        other heights compute more padding at one step than at another."""
+        if self.taken is None:
+            return 1.0
+        taken, default = (m.candidate.tile.q for m in (self.taken, self.measured[0]))
+        if taken == default:
+            return self.gain
+        counts, measured = np.array(self.rows).T
+        at_step = _computed(rows, default) / _computed(rows, taken)
+        return (
+            self.gain
+            * at_step
+            * _computed(measured, taken, counts)
+            / _computed(measured, default, counts)
+        )
+
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
         return {
             "step": self.step,
             "class": self.kernel_class._asdict(),
             "key": self.key._asdict(),
+            "rows": [list(pair) for pair in self.rows],
             "measured": [m.to_json() for m in self.measured],
             "winner": self.winner,
             "made": dict(self.made),
@@ -134,7 +159,8 @@ class Entry:
             raise ValueError(f"made is {made!r}; it takes an object")
         key = _of_types(StepKey, data.get("key"), "key")
         found = _of_types(KernelClass, data.get("class"), "class")
-        return cls(step, found, key, tuple(map(Measured.from_json, measured)), winner, made)
+        rows = _pairs(data.get("rows"), "rows")
+        return cls(step, found, key, rows, tuple(map(Measured.from_json, measured)), winner, made)
 
 
 @dataclass(frozen=True)
@@ -201,6 +227,19 @@ def _entry_text(entry: Entry) -> str:
     lines = ",\n".join(f"    {json.dumps(one)}" for one in data.pop("measured"))
     rest = ",\n".join(f"   {json.dumps(n)}: {json.dumps(value)}" for n, value in data.items())
     return f'  {{\n{rest},\n   "measured": [\n{lines}\n   ]\n  }}'
+
+
+def _computed(rows: IntArray, tile_q: int, counts: IntArray | int = 1) -> int:
+    """Query rows that tiles compute, with their padding."""
+    return max(int((-(-rows // tile_q) * tile_q * counts).sum()), 1)
+
+
+def _pairs(data: object, field: str) -> tuple[tuple[int, int], ...]:
+    pairs = data if isinstance(data, list) else []
+    whole = [p for p in pairs if isinstance(p, list) and [type(x) for x in p] == [int, int]]
+    if not pairs or len(whole) < len(pairs) or min(map(min, whole)) < 1:
+        raise ValueError(f"{field} is {data!r}; it takes pairs of numbers of at least 1")
+    return tuple((count, number) for count, number in whole)
 
 
 def _number(data: Mapping[str, Any], name: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -101,6 +102,12 @@ class TuneStep:
     def group(self) -> int:
         """Query heads per KV head."""
         return self.num_qo_heads // self.num_kv_heads
+
+    @property
+    def packed_rows(self) -> tuple[tuple[int, int], ...]:
+        """(requests, packed query rows of each)."""
+        counts = Counter(n * self.group for n in self.q_lens if n)
+        return tuple((count, rows) for rows, count in sorted(counts.items()))
 
     @property
     def head_dim_vo(self) -> int:

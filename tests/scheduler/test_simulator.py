@@ -125,7 +125,7 @@ def test_what_a_kernel_takes_beside_its_keys() -> None:
     geometry = Geometry(128, 128, 1, 1, window_right=0)
     report = simulate([[Item(0, 0, 0, 0, 128, 0, 1, -1), Item(0, 1, 0, 128, 128, 0, 2, -1)]],
                       requests, geometry, timing)  # fmt: skip
-    product_us = 128 * 128 * 512 / (796e6 * 0.9 / 132)
+    product_us = 128 * 128 * 512 / (796e6 * 0.935 / 132)
     expected = timing.start_us + timing.item_us + 2 * timing.masked_us + 3 * product_us
     assert report.predicted_us == pytest.approx(expected)
     begin, end = report.items_us.T

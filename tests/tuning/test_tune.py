@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,8 +26,19 @@ from cute_attn.codegen.spec import Tile
 from cute_attn.formats import RaggedKV
 from cute_attn.runtime.device import DeviceInfo
 from cute_attn.scheduler import BUILT_IN
-from cute_attn.tuning import Candidate, Database, DatabaseError, TuneStep, search_step, store
+from cute_attn.tuning import (
+    Candidate,
+    Database,
+    DatabaseError,
+    Entry,
+    Measured,
+    TuneStep,
+    search_step,
+    store,
+)
 from cute_attn.tuning.files import known_of, read
+from cute_attn.tuning.kernel_class import KernelClass
+from cute_attn.tuning.step import StepKey
 from cute_attn.variants import causal
 from tests.tuning.conftest import FormulaBench
 
@@ -40,7 +52,7 @@ STEPS = [
 def landscape(candidate: Candidate) -> float:
     """96 keys are best, queries in registers and three stages help."""
     tile = candidate.tile
-    us = 100 + abs(tile.kv - 96) / 4 + 5 * abs(tile.stages - 3) - 4 * tile.q_in_registers
+    us = 100 + abs(tile.kv - 96) / 2 + 5 * abs(tile.stages - 3) - 4 * tile.q_in_registers
     return us + 10 * (tile.blocks_per_sm > 2)
 
 
@@ -235,3 +247,21 @@ def test_a_given_database_is_not_passed_over(tmp_path: Path, options: dict[str, 
     name = next(iter(options), "device")
     with pytest.raises(ValueError, match=f"tuning is .*db.json.* and .*{name} is"):
         BatchAttention(16, 16, 64, device="cpu", tuning=tmp_path / "db.json", **options)
+
+
+def test_a_winner_is_not_taken_where_its_tiles_hold_more_padding() -> None:
+    """64 x 512 rows: tiles of 192 rows compute 576 for 512, and win by 4 % all the same; of 600
+    rows they compute 768 where tiles of 128 compute 640."""
+    default, taken = (
+        Measured(Candidate("hopper_tile", Tile(q=q, kv=128, stages=2, threads=384)), us, 0.1, us)
+        for q, us in ((128, 104.0), (192, 100.0))
+    )
+    kernels = KernelClass("bf16", 64, 64, 4, "ragged", "causal")
+    entry = Entry("step", kernels, StepKey(0, 18, 12, 16), ((64, 512),), (default, taken), 1, {})
+    assert entry.gain_at(np.full(7, 512)) == pytest.approx(1.04)
+    assert entry.gain_at(np.full(40, 600)) == pytest.approx(1.04 * 640 / 768 * 576 / 512)
+    assert entry.gain_at(np.array([576, 0, 1152])) > 1.04  # no padding in tiles of 192
+    assert Entry.from_json(entry.to_json()) == entry
+    for rows in ([], [[1]], [[0, 8]], [[1, 2.0]], "all"):
+        with pytest.raises(ValueError, match="rows"):
+            Entry.from_json(entry.to_json() | {"rows": rows})
