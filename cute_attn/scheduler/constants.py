@@ -138,7 +138,7 @@ def _hopper(item_us: float, masked_us: float, efficiency: float) -> KernelTimes:
         item_us=item_us,
         masked_us=masked_us,
         efficiency=efficiency,
-        paged=0.97,  # sections P and B: pages of 16 and 64 against ragged
+        paged=0.972,  # sections P and B: pages of 16 and 64 against ragged
         gather=0.9,  # the same: pages of 1
         read_share=0.927,  # section Q: 4 to 16 tokens per request
         sm_share=1.0,  # 128 KB under way; never what a case waits for

@@ -16,6 +16,7 @@ from cute_attn.scheduler.each import BoolArray, Int64Array
 
 STEP_US = 8.0
 """Of the launches that copy query rows and merge states; an estimate, not measured."""
+_CLEARLY = 2.0  # saved over spent, since both are estimates
 _L2_RATE = 2.0  # requests that read the same at once find some of it in the L2; an estimate
 _TILE_ROWS = 64  # packed query rows that a tile computes at least, beyond those of decode
 _DECODE_ROWS = 16
@@ -68,7 +69,7 @@ def worth_sharing(
         if less > 0:
             kept[node] = True
             saved += less
-    return kept if saved > STEP_US else np.zeros(keys.size, np.bool_)
+    return kept if saved > _CLEARLY * STEP_US else np.zeros(keys.size, np.bool_)
 
 
 def pays_in_turn(
