@@ -7,11 +7,22 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from cute_attn.api.kernel import Kernel
 from cute_attn.api.parameters import Parameters
+from cute_attn.api.planned_launch import PlannedLaunch
 from cute_attn.api.shape import BatchShape, refuse_kv
 from cute_attn.api.step import DeviceStep, Step, make_step
 from cute_attn.reference import execute
-from cute_attn.scheduler import DEFAULT_COST, Geometry, Plan, plan_batch, plan_fixed_pieces
+from cute_attn.scheduler import (
+    DEFAULT_COST,
+    Explanation,
+    Geometry,
+    Launch,
+    Plan,
+    explain,
+    plan_batch,
+    plan_fixed_pieces,
+)
 
 _NUM_BLOCKS = 8
 _TILE_KV = 64
@@ -52,6 +63,24 @@ class CpuBatch:
     def plans(self) -> tuple[Plan, ...]:
         """As on a GPU."""
         return () if self.plan_of_step is None else (self.plan_of_step,)
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """There are none."""
+        return ()
+
+    @property
+    def launches(self) -> tuple[PlannedLaunch, ...]:
+        """There are none."""
+        return ()
+
+    def explain(self) -> Explanation:
+        """How the work of the executor would be spread."""
+        return explain(*(Launch(plan, "CPU executor") for plan in self.plans))
+
+    def workspace_bytes(self, page_size: int | None) -> int:
+        """None is needed."""
+        return 0
 
     def plan(self, step: Step) -> None:
         """Plans a step for a grid of a few blocks."""
