@@ -21,7 +21,13 @@ from cute_attn.scheduler import Constants, Explanation, Plan
 
 
 class Backend(Protocol):
-    """Steps and parameters are checked before they come here; tensors of runs are not."""
+    """Steps and parameters are checked before they come here; tensors of runs are not.
+
+    Attributes:
+        constants: of the device.
+    """
+
+    constants: Constants
 
     @property
     def plan_of_step(self) -> Plan | None:

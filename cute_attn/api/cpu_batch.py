@@ -14,6 +14,7 @@ from cute_attn.api.shape import BatchShape, refuse_kv
 from cute_attn.api.step import DeviceStep, Step, make_step
 from cute_attn.reference import execute
 from cute_attn.scheduler import (
+    BUILT_IN,
     DEFAULT_COST,
     Explanation,
     Geometry,
@@ -39,6 +40,7 @@ class CpuBatch:
         batch_invariant: tiles, and where they are cut, depend on each request alone.
 
     Attributes:
+        constants: those of an H200: the executor has none.
         plan_of_step: plan of the last step, or None.
     """
 
@@ -50,6 +52,7 @@ class CpuBatch:
         cuda_graph: bool,
         batch_invariant: bool,
     ) -> None:
+        self.constants = BUILT_IN
         self._shape = shape
         self._max_requests = max_requests
         self._padded = cuda_graph
