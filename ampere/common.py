@@ -67,15 +67,12 @@ def kernel(
         description=[*_spec_lines(spec), *description, *_budget_lines(spec, smem)],
         **values,
     )
-    return GeneratedKernel(
-        name=spec.name,
-        text=number_lines(text),
-        arch=spec.arch,
-        threads=spec.tile.threads,
-        smem_bytes=smem,
-        blocks_per_sm=spec.tile.blocks_per_sm,
-        params=params,
-        include_dirs=include_dirs(),
+    return GeneratedKernel.of_spec(
+        spec,
+        number_lines(text),
+        smem,
+        params,
+        include_dirs(),
         dependent_launch=dependent_launch,
     )
 

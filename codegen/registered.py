@@ -124,15 +124,12 @@ class RegisteredTemplate:
             raise ValueError(f"{error.filename}, line {error.lineno}: {error.message}") from error
         except jinja2.TemplateError as error:
             raise ValueError(f"template {self.template}: {error.message}") from error
-        return GeneratedKernel(
-            name=spec.name,
-            text=number_lines(text),
-            arch=spec.arch,
-            threads=spec.tile.threads,
-            smem_bytes=smem,
-            blocks_per_sm=spec.tile.blocks_per_sm,
-            params=params,
-            include_dirs=(*self.include_dirs, INCLUDE_DIR),
+        return GeneratedKernel.of_spec(
+            spec,
+            number_lines(text),
+            smem,
+            params,
+            (*self.include_dirs, INCLUDE_DIR),
             dependent_launch=self.dependent_launch and has_dependent_launch(spec.arch),
         )
 

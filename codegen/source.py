@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cute_attn.abi import ParameterBlock
+from cute_attn.codegen.spec import KernelSpec
 
 INCLUDE_DIR = Path(__file__).parent / "include"
 
@@ -36,3 +37,27 @@ class GeneratedKernel:
     params: ParameterBlock
     include_dirs: tuple[Path, ...]
     dependent_launch: bool = False
+
+    @classmethod
+    def of_spec(
+        cls,
+        spec: KernelSpec,
+        text: str,
+        smem_bytes: int,
+        params: ParameterBlock,
+        include_dirs: tuple[Path, ...],
+        *,
+        dependent_launch: bool,
+    ) -> GeneratedKernel:
+        """An attention kernel; the rest is in its spec."""
+        return cls(
+            name=spec.name,
+            text=text,
+            arch=spec.arch,
+            threads=spec.tile.threads,
+            smem_bytes=smem_bytes,
+            blocks_per_sm=spec.tile.blocks_per_sm,
+            params=params,
+            include_dirs=include_dirs,
+            dependent_launch=dependent_launch,
+        )

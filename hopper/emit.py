@@ -218,14 +218,11 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         band_right=band_right,
         band_left=band_left,
     )
-    return GeneratedKernel(
-        name=spec.name,
-        text=number_lines(with_delays(expand(text)) if spec.delays else text),
-        arch=spec.arch,
-        threads=tile.threads,
-        smem_bytes=smem_bytes,
-        blocks_per_sm=tile.blocks_per_sm,
-        params=params,
-        include_dirs=include_dirs(),
+    return GeneratedKernel.of_spec(
+        spec,
+        number_lines(with_delays(expand(text)) if spec.delays else text),
+        smem_bytes,
+        params,
+        include_dirs(),
         dependent_launch=True,
     )

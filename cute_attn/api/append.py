@@ -12,8 +12,8 @@ import torch
 from cute_attn.api import checks
 from cute_attn.api.dispatch import AMPERE_DECODE, emitter_arch
 from cute_attn.api.kernel import Kernel
+from cute_attn.api.kv_fields import page_fields, stride_fields
 from cute_attn.api.small_kernels import ready
-from cute_attn.codegen.attention_params import page_division
 from cute_attn.codegen.kernels import ROPE_STYLES, append_grid, emit_append, rope_steps
 from cute_attn.formats import (
     BlockTableKV,
@@ -169,8 +169,6 @@ def _launch(
     if rope is not None:
         steps = _steps(rope, views.head_dim_qk, device)
         arguments.set(rope_steps=steps.data_ptr())
-    magic, shift = page_division(views.page_size)
-    of_k, of_v = views.k_strides, views.v_strides
     arguments.set(
         key=key.data_ptr(),
         value=value.data_ptr(),
@@ -183,16 +181,9 @@ def _launch(
         key_head_stride=key.stride(1),
         value_token_stride=value.stride(0),
         value_head_stride=value.stride(1),
-        k_page_stride=of_k.page,
-        k_token_stride=of_k.token,
-        k_head_stride=of_k.head,
-        v_page_stride=of_v.page,
-        v_token_stride=of_v.token,
-        v_head_stride=of_v.head,
         num_kv_heads=views.num_kv_heads,
-        page_size=views.page_size,
-        page_magic=magic,
-        page_shift=shift,
+        **stride_fields(views),
+        **page_fields(views.page_size),
     )
     stream = torch.cuda.current_stream(device).cuda_stream
     kernel.launch(append_grid(int(key.shape[0])), stream, arguments, device.index)

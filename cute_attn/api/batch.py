@@ -15,30 +15,26 @@ the same plan runs on the reference executor.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cute_attn.api import checks, dispatch, torch_ops
-from cute_attn.api.cpu_batch import CpuBatch
-from cute_attn.api.cuda_batch import CudaBatch
+from cute_attn.api import checks, torch_ops
+from cute_attn.api.backend import make_backend
+from cute_attn.api.dispatch import known_schedules
 from cute_attn.api.kernel import Kernel
-from cute_attn.api.kernel_source import COMPILED, KernelSource
-from cute_attn.api.launches import explained_launch
-from cute_attn.api.parameters import Parameters, bind
+from cute_attn.api.kernel_source import KernelSource
+from cute_attn.api.run_parameters import RunParameters
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import AnyStep, make_device_step, make_step
 from cute_attn.api.trace import Trace
 from cute_attn.api.tracing import trace_step
-from cute_attn.api.tuned import Tuned, check_given
+from cute_attn.api.tuned import Tuned
 from cute_attn.formats import DeviceKV, KVFormat
-from cute_attn.scheduler import Constants, Explanation, Launch, Plan, explain
+from cute_attn.scheduler import Constants, Explanation, Plan
 from cute_attn.variants import Variant
-
-KV_LAYOUTS = ("NHD", "HND")
 
 
 class BatchAttention:
@@ -78,7 +74,6 @@ class BatchAttention:
             `register_template`; default: chosen by the device and the lengths at every plan().
         bundle: of `load_bundle`: all kernels come out of it, nothing is compiled, and steps for
             which it has none are refused (docs/export.md). Not on the CPU.
-
         tuning: kernels that `cute-attn tune` has found faster: None takes them from the databases
             of the package and of the user, False takes none, a path takes those of this file
             (docs/tuning.md). Not on the CPU, with a bundle, a schedule or batch_invariant.
@@ -113,85 +108,38 @@ class BatchAttention:
         bundle: KernelSource | None = None,
         tuning: str | Path | bool | Tuned | None = None,
     ) -> None:
-        checks.head_counts(num_qo_heads, num_kv_heads)
-        checks.positive("head_dim", head_dim)
-        if head_dim_vo is None:
-            head_dim_vo = head_dim
-        checks.positive("head_dim_vo", head_dim_vo)
-        checks.one_of("kv_layout", kv_layout, KV_LAYOUTS)
         for name, capacity in (("max_requests", max_requests), ("max_pages", max_pages)):
             if capacity is not None:
                 checks.positive(name, capacity)
         if schedule is not None:
-            checks.one_of("schedule", schedule, dispatch.known_schedules())
-        if sm_scale is None:
-            sm_scale = 1 / math.sqrt(head_dim)
-        if not (math.isfinite(sm_scale) and sm_scale > 0):
-            raise ValueError(f"sm_scale is {sm_scale}; it takes a positive finite number")
-        self._shape = BatchShape(
-            num_qo_heads=num_qo_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim_qk=head_dim,
+            checks.one_of("schedule", schedule, known_schedules())
+        self._shape = BatchShape.checked(
+            num_qo_heads,
+            num_kv_heads,
+            head_dim,
             head_dim_vo=head_dim_vo,
             dtype=dtype,
-            variant=dispatch.named_variant(variant),
-            sm_scale=float(sm_scale),
+            variant=variant,
+            sm_scale=sm_scale,
             kv_layout=kv_layout,
-            device=checks.device_of(device),
+            device=device,
         )
-        self._shape.variant.check_head_dims(head_dim, head_dim_vo)
-        on_cpu = self._shape.device.type == "cpu"
-        known = [torch.bfloat16, torch.float16, *([torch.float32] if on_cpu else [])]
-        if dtype not in known:
-            raise TypeError(f"dtype is {dtype}; it takes {', '.join(map(str, known))}")
-        if workspace is not None:
-            if batch_invariant:
-                raise ValueError(
-                    "workspace is given and batch_invariant is True; how much such plans need"
-                    " depends on the lengths: it takes None"
-                )
-            _check_workspace(workspace, self._shape.device)
-        if costs is not None and on_cpu:
-            raise ValueError(
-                f"costs is {costs!r} and device is {self._shape.device}: the executor has none;"
-                " there it takes None"
-            )
-        if bundle is not None and on_cpu:
-            raise ValueError(
-                f"bundle is {bundle!r} and device is {self._shape.device}: a bundle holds code of"
-                " GPUs; there it takes None"
-            )
-        on = self._shape.device if on_cpu else None
-        check_given(
-            tuning, schedule=schedule, batch_invariant=batch_invariant, bundle=bundle, device=on
+        self._backend = make_backend(
+            self._shape,
+            max_requests=max_requests,
+            max_pages=max_pages,
+            cuda_graph=cuda_graph,
+            schedule=schedule,
+            batch_invariant=batch_invariant,
+            workspace=workspace,
+            costs=costs,
+            bundle=bundle,
+            tuning=tuning,
         )
-        self._batch_invariant = batch_invariant
-        self._backend: CpuBatch | CudaBatch
-        if on_cpu:
-            self._backend = CpuBatch(
-                self._shape,
-                max_requests=max_requests,
-                cuda_graph=cuda_graph,
-                batch_invariant=batch_invariant,
-            )
-        else:
-            self._backend = CudaBatch(
-                self._shape,
-                max_requests=max_requests,
-                max_pages=max_pages,
-                cuda_graph=cuda_graph,
-                schedule=schedule,
-                batch_invariant=batch_invariant,
-                workspace=workspace,
-                costs=costs,
-                source=COMPILED if bundle is None else bundle,
-                tuning=tuning,
-            )
-        self._handle: int | None = None
+        self._parameters = RunParameters(self._shape, self._backend.take_parameters)
+        self._batch_invariant, self._cuda_graph = batch_invariant, cuda_graph
         self._step: AnyStep | None = None
-        self._cuda_graph = cuda_graph
-        self._parameters = Parameters({})
-        self._overrides: dict[tuple[tuple[str, float | int], ...], Parameters] = {}
+        self._handle: int | None = None
 
     @property
     def device(self) -> torch.device:
@@ -218,7 +166,7 @@ class BatchAttention:
 
         Empty before plan() and on the CPU.
         """
-        return self._backend.kernels if isinstance(self._backend, CudaBatch) else ()
+        return self._backend.kernels
 
     @property
     def handle(self) -> int:
@@ -241,15 +189,7 @@ class BatchAttention:
             raise RuntimeError("explain() before plan(): plan the step first")
         if not self.plans:
             raise RuntimeError("explain() after plan_on_device(): only the device knows the plan")
-        if not isinstance(self._backend, CudaBatch):
-            return explain(*(Launch(plan, "CPU executor") for plan in self.plans))
-        specs = [kernel.spec for kernel in self.kernels if kernel.spec is not None]
-        constants = self._backend.constants
-        launches = (
-            explained_launch(plan, spec, constants)
-            for plan, spec in zip(self.plans, specs, strict=True)
-        )
-        return explain(*launches, in_turn=self._backend.in_turn)
+        return self._backend.explain()
 
     def workspace_size(self, page_size: int | None = None) -> int:
         """Bytes of `workspace` that suffice for any step, whatever its lengths.
@@ -264,8 +204,6 @@ class BatchAttention:
             raise ValueError(
                 "batch_invariant is True; what plan() allocates then depends on the lengths"
             )
-        if isinstance(self._backend, CpuBatch):
-            return 0
         return self._backend.workspace_bytes(page_size)
 
     def plan(
@@ -311,9 +249,10 @@ class BatchAttention:
         step = make_step(
             qo_indptr, kv_format, self._shape.variant, given, self._shape.device, expected
         )
-        parameters = self._bind(step.scalars, tensors, step)
+        parameters = self._parameters.bind(step, tensors)
         self._backend.plan(step)
-        self._set_step(step, parameters)
+        self._step = step
+        self._parameters.plan(parameters)
         return self
 
     def plan_on_device(
@@ -368,9 +307,10 @@ class BatchAttention:
             )
         given = dict(scalars) if scalars is not None else None
         step = make_device_step(kv_format, q_len, self._shape.variant, given, self._shape.device)
-        parameters = self._bind(step.scalars, tensors, step)
+        parameters = self._parameters.bind(step, tensors)
         self._backend.plan_on_device(step)
-        self._set_step(step, parameters)
+        self._step = step
+        self._parameters.plan(parameters)
         return self
 
     def check_plan(self) -> None:
@@ -384,24 +324,6 @@ class BatchAttention:
                 kv_indices (ragged: past num_rows), kv_last_page_len or seq_lens is out of range.
         """
         self._backend.check_plan()
-
-    def _bind(
-        self,
-        scalars: dict[str, float | int],
-        tensors: Mapping[str, torch.Tensor] | None,
-        step: AnyStep,
-    ) -> Parameters:
-        parameters = bind(self._shape, scalars, tensors, step)
-        self._backend.take_parameters(parameters)
-        return parameters
-
-    def _set_step(self, step: AnyStep, parameters: Parameters) -> None:
-        self._step = step
-        # Argument blocks compare it by identity; it also keeps its tensors alive.
-        other = parameters != self._parameters or parameters.scalars != self._parameters.scalars
-        if other or parameters.tensors or parameters.missing:
-            self._parameters = parameters
-            self._overrides.clear()
 
     def run(
         self,
@@ -452,9 +374,9 @@ class BatchAttention:
             if v is not None:
                 raise TypeError("k is a pair (k, v) and v is given too; it takes one of the two")
             k, v = k
-        values = self._parameters
+        values = self._parameters.planned
         if scalars is not None or tensors is not None:
-            values = self._override(scalars or {}, tensors)
+            values = self._parameters.over(self._step, scalars or {}, tensors)
         if (return_lse or lse is not None) and not self._shape.variant.softmax:
             raise ValueError(
                 f"{'lse is given' if lse is not None else 'return_lse is True'}, but variant"
@@ -500,51 +422,15 @@ class BatchAttention:
         """
         if self._step is None:
             raise RuntimeError("trace() before plan(): plan the step first")
-        if not isinstance(self._backend, CudaBatch):
+        launches = self._backend.launches
+        if not launches:
             raise RuntimeError(
                 "trace() measures a GPU; on the CPU explain().trace(path) writes what is predicted"
             )
         out = self.run(q, k, v, scalars=scalars, tensors=tensors)
         return trace_step(
-            self._backend,
+            launches,
             lambda: self.run(q, k, v, out=out, scalars=scalars, tensors=tensors),
             self._shape.device,
             max_items,
-        )
-
-    def _override(
-        self, scalars: Mapping[str, float | int], tensors: Mapping[str, torch.Tensor] | None
-    ) -> Parameters:
-        """Planned parameters overlaid; without tensors the same object for the same values."""
-        key = tuple(sorted(scalars.items()))
-        found = self._overrides.get(key) if tensors is None else None
-        if found is None:
-            assert self._step is not None
-            variant, planned = self._shape.variant, self._parameters
-            values = variant.values({**planned.scalars, **scalars})
-            for s in variant.scalars:
-                if s.live and values[s.name] != planned.scalars[s.name]:
-                    raise ValueError(
-                        f"scalar {s.name!r} is live: kernels read what plan() was given, which is"
-                        f" {planned.scalars[s.name]}; give {values[s.name]} to plan()"
-                    )
-            if variant.band.resolve(values) != self._step.band:
-                raise ValueError(
-                    f"scalars {dict(scalars)} change which keys are read (planned for"
-                    f" {planned.scalars}); give them to plan()"
-                )
-            given = {**planned.tensors, **(tensors or {})} or None
-            found = self._bind(values, given, self._step)
-            if tensors is None:
-                self._overrides[key] = found
-        return found
-
-
-def _check_workspace(workspace: Any, device: torch.device) -> None:
-    checks.tensor("workspace", workspace, dims=(("bytes", None),), dtype=torch.uint8, device=device)
-    checks.contiguous("workspace", workspace)
-    if workspace.data_ptr() % 128:
-        raise ValueError(
-            f"workspace starts at {workspace.data_ptr():#x}; it takes an address that is a multiple"
-            " of 128"
         )

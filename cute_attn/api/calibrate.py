@@ -10,9 +10,10 @@ from __future__ import annotations
 import datetime
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -116,7 +117,7 @@ def measure(
         warm_us: how long it runs before it is timed.
         budget_us: how long it is timed.
     """
-    kv_format, rows = _kv_format(case), [0, *_running(case.q_lens)]
+    kv_format, rows = _kv_format(case), [*accumulate(case.q_lens, initial=0)]
     batch = BatchAttention(
         case.num_qo_heads,
         case.num_kv_heads,
@@ -158,25 +159,17 @@ def _device(index: int | None) -> DeviceInfo:
 
 def _kv_format(case: Sweep) -> KVFormat:
     if case.page_size is None:
-        return RaggedKV([0, *_running(case.kv_lens)])
+        return RaggedKV([*accumulate(case.kv_lens, initial=0)])
     counts = _page_counts(case)
     order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(0))
     pairs = zip(case.kv_lens, counts, strict=True)
     last = [keys - (pages - 1) * case.page_size for keys, pages in pairs]
-    return PagedKV([0, *_running(counts)], order.int(), last, case.page_size)
+    return PagedKV([*accumulate(counts, initial=0)], order.int(), last, case.page_size)
 
 
 def _page_counts(case: Sweep) -> list[int]:
     assert case.page_size is not None
     return [-(-keys // case.page_size) for keys in case.kv_lens]
-
-
-def _running(values: Iterable[int]) -> list[int]:
-    sums, total = [], 0
-    for value in values:
-        total += value
-        sums.append(total)
-    return sums
 
 
 def _cache_count(case: Sweep, info: DeviceInfo) -> int:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -138,27 +136,3 @@ def device_of(value: Any) -> torch.device:
     if str(device) == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def indptr(name: str, value: Any) -> npt.NDArray[np.int64]:
-    """`value` as a host array: (num_requests + 1,), begins with 0, never decreases."""
-    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-        raise TypeError(
-            f"{name} is on device {value.device}; it takes a list, a NumPy array or a CPU tensor"
-            " (planning reads it, and reading it back would wait for the device)"
-        )
-    array = np.asarray(value)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} has dtype {array.dtype}; it takes integers")
-    if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"{name} has shape {array.shape}; it takes (num_requests + 1,)")
-    array = array.astype(np.int64)
-    if array[0] != 0:
-        raise ValueError(f"{name}[0] is {array[0]}; it must be 0")
-    falls = array[1:] < array[:-1]
-    if np.count_nonzero(falls):  # a fraction of the time of any()
-        at = int(falls.argmax())
-        raise ValueError(
-            f"{name} decreases: {name}[{at}] is {array[at]}, {name}[{at + 1}] is {array[at + 1]}"
-        )
-    return array

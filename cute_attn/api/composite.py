@@ -19,8 +19,8 @@ from cute_attn.api.row_merge import RowMerge
 from cute_attn.api.sharing import SHARE, shared_levels
 from cute_attn.api.step import band_of
 from cute_attn.formats import KVFormat, Level, LevelsKV
+from cute_attn.formats.errors import indptr
 from cute_attn.formats.stack import Stack, stack
-from cute_attn.scheduler import BUILT_IN, Constants
 from cute_attn.variants import Variant
 from cute_attn.variants.looked_up import POSITIONS, REQUESTS, looked_up, needs_look_up
 
@@ -134,7 +134,7 @@ class CompositeAttention:
             TypeError, ValueError: an argument is wrong or a capacity is exceeded.
             Others as `BatchAttention.plan`.
         """
-        rows = checks.indptr("qo_indptr", qo_indptr)
+        rows = indptr("qo_indptr", qo_indptr)
         if not isinstance(kv, (KVFormat, LevelsKV)):
             raise TypeError(f"kv is a {type(kv).__name__}; it takes LevelsKV, PagedKV, ...")
         count = kv.num_requests
@@ -145,7 +145,7 @@ class CompositeAttention:
         if isinstance(kv, LevelsKV):
             levels: LevelsKV | None = kv
         else:
-            shape, constants = self._shape, self._constants()
+            shape, constants = self._shape, self._plain._backend.constants
             share = "never" if self._share == "auto" and self._looks_up else self._share
             levels = shared_levels(share, shape, constants, rows, kv, band)
         if levels is None and self._fixed:
@@ -193,10 +193,6 @@ class CompositeAttention:
         used.plan(None, kv, scalars=scalars, tensors=tensors, expected=expected)
         self._rows.send(steps)
         self._stack, self._used, self.levels = steps, used, levels
-
-    def _constants(self) -> Constants:
-        """Of the GPU; on the CPU those of an H200."""
-        return getattr(self._plain._backend, "constants", BUILT_IN)
 
     def _looking_up(self) -> BatchAttention:
         if self._by_row is None:

@@ -7,11 +7,23 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from cute_attn.api.kernel import Kernel
 from cute_attn.api.parameters import Parameters
+from cute_attn.api.planned_launch import PlannedLaunch
 from cute_attn.api.shape import BatchShape, refuse_kv
 from cute_attn.api.step import DeviceStep, Step, make_step
 from cute_attn.reference import execute
-from cute_attn.scheduler import DEFAULT_COST, Geometry, Plan, plan_batch, plan_fixed_pieces
+from cute_attn.scheduler import (
+    BUILT_IN,
+    DEFAULT_COST,
+    Explanation,
+    Geometry,
+    Launch,
+    Plan,
+    explain,
+    plan_batch,
+    plan_fixed_pieces,
+)
 
 _NUM_BLOCKS = 8
 _TILE_KV = 64
@@ -28,6 +40,7 @@ class CpuBatch:
         batch_invariant: tiles, and where they are cut, depend on each request alone.
 
     Attributes:
+        constants: those of an H200: the executor has none.
         plan_of_step: plan of the last step, or None.
     """
 
@@ -39,6 +52,7 @@ class CpuBatch:
         cuda_graph: bool,
         batch_invariant: bool,
     ) -> None:
+        self.constants = BUILT_IN
         self._shape = shape
         self._max_requests = max_requests
         self._padded = cuda_graph
@@ -52,6 +66,24 @@ class CpuBatch:
     def plans(self) -> tuple[Plan, ...]:
         """As on a GPU."""
         return () if self.plan_of_step is None else (self.plan_of_step,)
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """There are none."""
+        return ()
+
+    @property
+    def launches(self) -> tuple[PlannedLaunch, ...]:
+        """There are none."""
+        return ()
+
+    def explain(self) -> Explanation:
+        """How the work of the executor would be spread."""
+        return explain(*(Launch(plan, "CPU executor") for plan in self.plans))
+
+    def workspace_bytes(self, page_size: int | None) -> int:
+        """None is needed."""
+        return 0
 
     def plan(self, step: Step) -> None:
         """Plans a step for a grid of a few blocks."""

@@ -9,6 +9,7 @@ import torch
 from cute_attn.abi.work import KEYS_OF_SQUARE, cdiv
 from cute_attn.api import dispatch
 from cute_attn.api.partials import PartialsAt, PieceMemory
+from cute_attn.api.plan_buffer import grown
 from cute_attn.api.step import Step
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.scheduler import CostModel, Geometry, Plan, plan_fixed_pieces
@@ -60,7 +61,7 @@ class FixedPlans:
 
         made = plan(self._grid)
         if self._cuda_graph and self._grid is None and not spec.fixed_pieces:
-            made = plan(_grown(made.layout.num_blocks))
+            made = plan(grown(made.layout.num_blocks))
         if self._slots is not None and made.num_slots > self._slots:
             raise ValueError(
                 f"the step is cut in {made.num_slots} pieces, but captured graphs have memory for"
@@ -70,7 +71,7 @@ class FixedPlans:
 
     def commit(self, plan: Plan, step: Step, spec: KernelSpec) -> PartialsAt:
         """Memory for the pieces of a plan that run() will launch."""
-        slots = _grown(plan.num_slots)
+        slots = grown(plan.num_slots)
         if self._cuda_graph:
             if self._slots is None:
                 fixed = spec.fixed_pieces
@@ -83,11 +84,11 @@ class FixedPlans:
     def _most_pieces(self, plan: Plan, step: Step) -> int:
         """Pieces of any decode step within the capacities."""
         requests, geometry = step.requests, plan.geometry
-        count = self._max_requests or _grown(requests.num_requests)
+        count = self._max_requests or grown(requests.num_requests)
         if self._max_pages is not None and step.page_size is not None:
             keys = self._max_pages * step.page_size
         else:
-            keys = _grown(int(requests.kv_len.sum()))
+            keys = grown(int(requests.kv_len.sum()))
         return most_pieces(count, keys, geometry)
 
 
@@ -101,8 +102,3 @@ def most_pieces(num_requests: int, num_keys: int, geometry: Geometry) -> int:
     q_tiles = cdiv(dispatch.SMALL_ROWS, geometry.tile_q)
     pieces = math.isqrt(num_requests * keys // KEYS_OF_SQUARE)
     return geometry.num_kv_heads * q_tiles * max(pieces, 1)
-
-
-def _grown(size: int) -> int:
-    """The next power of two, so that growing steps seldom reallocate."""
-    return 1 << (max(size, 64) - 1).bit_length()

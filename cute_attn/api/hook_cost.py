@@ -7,23 +7,12 @@ from collections import Counter
 from cute_attn.api.kernel import build_generated
 from cute_attn.codegen.hooks import users_lines
 from cute_attn.codegen.kernels import SAMPLED, emit_hook_sample
-from cute_attn.runtime import count_opcodes
 from cute_attn.runtime.errors import CompileError
+from cute_attn.runtime.instruction_kinds import UNITS, unit_of
+from cute_attn.runtime.sass import parse
 from cute_attn.variants import Variant
 
 _FEW, _MANY = 16, 48
-
-_CLASSES = {
-    "FP32": ("FADD", "FMUL", "FFMA", "FMNMX", "FSEL", "FSET", "FSETP", "FCHK"),
-    "MUFU": ("MUFU", "I2F", "F2I", "FRND"),  # the units are the same
-    "INT": (
-        "IADD", "IADD3", "IMAD", "IMUL", "IABS", "IMNMX", "ISETP", "LEA", "LOP3", "PLOP3", "PRMT",
-        "SEL", "SHF", "SHL", "SHR", "SGXT", "FLO", "POPC", "BREV", "I2FP", "VIADD", "VIMNMX",
-        "VIADDMNMX",
-    ),
-    "LOAD": ("LDG", "LDL", "LDS"),
-}  # fmt: skip
-_CLASS_OF = {opcode: name for name, opcodes in _CLASSES.items() for opcode in opcodes}
 
 
 def hook_instructions(variant: Variant, arch: str = "sm_90a") -> dict[str, dict[str, float]]:
@@ -51,7 +40,7 @@ def _cost(variant: Variant, role: str, arch: str) -> dict[str, float]:
     many.subtract(few)
     many["LOAD"] -= _MANY - _FEW  # of the numbers themselves
     # Not what begins and ends the kernel, and differs by chance.
-    return {name: max(0.0, round(many[name] / (_MANY - _FEW), 1)) for name in _CLASSES}
+    return {name: max(0.0, round(many[name] / (_MANY - _FEW), 1)) for name in UNITS}
 
 
 def _counted(variant: Variant, role: str, arch: str, count: int) -> Counter[str]:
@@ -59,7 +48,4 @@ def _counted(variant: Variant, role: str, arch: str, count: int) -> Counter[str]
         sass = build_generated(emit_hook_sample(arch, variant, role, count)).sass
     except CompileError as error:
         raise error.rewritten(lambda text: users_lines(text, variant)) from None
-    counts: Counter[str] = Counter()
-    for opcode, number in count_opcodes(sass.replace("IMAD.MOV", "MOV")).items():
-        counts[_CLASS_OF.get(opcode, "other")] += number
-    return counts
+    return Counter(map(unit_of, parse(sass)[0]))

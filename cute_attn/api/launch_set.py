@@ -14,12 +14,12 @@ from cute_attn.api import checks, dispatch
 from cute_attn.api.arguments import Arguments, FieldWriter
 from cute_attn.api.kernel import Kernel, merge_of
 from cute_attn.api.kernel_source import COMPILED, KernelSource
+from cute_attn.api.kv_fields import page_fields, stride_fields
 from cute_attn.api.launches import cost_of
 from cute_attn.api.parameters import Parameters
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import AnyStep
 from cute_attn.api.tensor_maps import grouped_kv_map, kv_map, page_groups, q_map
-from cute_attn.codegen.attention_params import page_division
 from cute_attn.codegen.kernels import merge_grid
 from cute_attn.codegen.smem_tile import SWIZZLE_ROWS
 from cute_attn.codegen.spec import KernelSpec
@@ -255,28 +255,15 @@ class LaunchSet:
         shape, arguments = self._shape, binding.arguments
         arguments.set(num_kv_heads=shape.num_kv_heads)
         if views.page_size:
-            magic, shift = page_division(views.page_size)
             arguments.set(
                 page_table=paging.table_address,
                 num_pages=views.num_pages,
-                page_size=views.page_size,
-                page_magic=magic,
-                page_shift=shift,
+                **page_fields(views.page_size),
             )
         if "k_map" in self._params.offsets:
             self._fill_maps(arguments, views, spare)
         else:
-            of_k, of_v = views.k_strides, views.v_strides
-            arguments.set(
-                k=views.k.data_ptr(),
-                v=views.v.data_ptr(),
-                k_page_stride=of_k.page,
-                k_token_stride=of_k.token,
-                k_head_stride=of_k.head,
-                v_page_stride=of_v.page,
-                v_token_stride=of_v.token,
-                v_head_stride=of_v.head,
-            )
+            arguments.set(k=views.k.data_ptr(), v=views.v.data_ptr(), **stride_fields(views))
         if "beside" in self._params.offsets:
             arguments.set(beside=int(self._beside))
         if self._trace is not None:

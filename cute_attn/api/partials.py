@@ -7,10 +7,11 @@ keys make: memory that belongs to one launch, and grows.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from cute_attn.api import checks
 from cute_attn.scheduler import ARRIVALS_BYTES, WorkspaceSize
 
 
@@ -89,3 +90,14 @@ class PieceMemory:
             # The kernels leave zeros behind.
             self._arrivals = torch.zeros(slots, dtype=torch.int32, device=self._device)
         return PartialsAt(self._out.data_ptr(), self._lse.data_ptr(), self._arrivals.data_ptr())
+
+
+def check_workspace(workspace: Any, device: torch.device) -> None:
+    """Raises unless it is (bytes,) uint8 on the device, at a multiple of 128 bytes."""
+    checks.tensor("workspace", workspace, dims=(("bytes", None),), dtype=torch.uint8, device=device)
+    checks.contiguous("workspace", workspace)
+    if workspace.data_ptr() % 128:
+        raise ValueError(
+            f"workspace starts at {workspace.data_ptr():#x}; it takes an address that is a multiple"
+            " of 128"
+        )

@@ -63,3 +63,8 @@ def new_event() -> torch.cuda.Event:
     """A CUDA event without timing."""
     event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stub
     return event
+
+
+def grown(size: int) -> int:
+    """The next power of two, so that growing steps seldom reallocate."""
+    return 1 << (max(size, 64) - 1).bit_length()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from cute_attn.abi.plan import plan_layout
-from cute_attn.api.plan_buffer import PlanBuffer
+from cute_attn.api.plan_buffer import PlanBuffer, grown
 from cute_attn.api.step import Step
 from cute_attn.scheduler import Plan
 
@@ -111,9 +111,9 @@ class PlanStore:
             )
         if self._max_pages is not None and pages > self._max_pages:
             raise ValueError(f"the page table has {pages} entries; max_pages is {self._max_pages}")
-        layout = plan_layout(num_blocks, self._max_requests or _grown(num_requests))
+        layout = plan_layout(num_blocks, self._max_requests or grown(num_requests))
         self._table_at = max(self._table_at, -(-layout.size // 4) * 4)
-        capacity = self._table_at + (self._max_pages or _grown(pages))
+        capacity = self._table_at + (self._max_pages or grown(pages))
         if self._buffer is None or self._buffer.capacity < capacity:
             if self._fixed and self._buffer is not None:
                 raise ValueError(
@@ -132,8 +132,3 @@ def _flat(table: Any) -> Any:
         return table
     size = 1 + sum((n - 1) * step for n, step in zip(table.shape, table.stride(), strict=True))
     return table.as_strided((size if table.numel() else 0,), (1,))
-
-
-def _grown(size: int) -> int:
-    """The next power of two, so that growing steps seldom reallocate."""
-    return 1 << (max(size, 64) - 1).bit_length()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from cute_attn.api import checks
+from cute_attn.api.dispatch import named_variant
 from cute_attn.api.step import AnyStep
 from cute_attn.formats import KVFormat, KVViews, kv_views
 from cute_attn.variants import Variant
+
+KV_LAYOUTS = ("NHD", "HND")
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,53 @@ class BatchShape:
     sm_scale: float
     kv_layout: str
     device: torch.device
+
+    @classmethod
+    def checked(
+        cls,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        head_dim_vo: int | None,
+        dtype: torch.dtype,
+        variant: str | Variant,
+        sm_scale: float | None,
+        kv_layout: str,
+        device: torch.device | str | None,
+    ) -> BatchShape:
+        """From arguments of `BatchAttention`, or what they stand for where they are None.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong.
+        """
+        checks.head_counts(num_qo_heads, num_kv_heads)
+        checks.positive("head_dim", head_dim)
+        if head_dim_vo is None:
+            head_dim_vo = head_dim
+        checks.positive("head_dim_vo", head_dim_vo)
+        checks.one_of("kv_layout", kv_layout, KV_LAYOUTS)
+        if sm_scale is None:
+            sm_scale = 1 / math.sqrt(head_dim)
+        if not (math.isfinite(sm_scale) and sm_scale > 0):
+            raise ValueError(f"sm_scale is {sm_scale}; it takes a positive finite number")
+        made = cls(
+            num_qo_heads=num_qo_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim_qk=head_dim,
+            head_dim_vo=head_dim_vo,
+            dtype=dtype,
+            variant=named_variant(variant),
+            sm_scale=float(sm_scale),
+            kv_layout=kv_layout,
+            device=checks.device_of(device),
+        )
+        made.variant.check_head_dims(head_dim, head_dim_vo)
+        on_cpu = made.device.type == "cpu"
+        known = [torch.bfloat16, torch.float16, *([torch.float32] if on_cpu else [])]
+        if dtype not in known:
+            raise TypeError(f"dtype is {dtype}; it takes {', '.join(map(str, known))}")
+        return made
 
     @property
     def group(self) -> int:

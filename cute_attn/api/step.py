@@ -13,6 +13,7 @@ import torch
 
 from cute_attn.api import checks
 from cute_attn.formats import DeviceKV, KVFormat
+from cute_attn.formats.errors import indptr
 from cute_attn.scheduler import RequestBatch, Visible
 from cute_attn.scheduler.each import most
 from cute_attn.variants import Variant
@@ -110,7 +111,7 @@ def make_step(
         qo_indptr = getattr(kv_format, "qo_indptr", None)
         if qo_indptr is None:
             raise TypeError(f"qo_indptr is None; {type(kv_format).__name__} takes query lengths")
-    rows = checks.indptr("qo_indptr", qo_indptr)
+    rows = indptr("qo_indptr", qo_indptr)
     q_len = rows[1:] - rows[:-1]
     if q_len.size != kv_format.num_requests:
         raise ValueError(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import numpy as np
 import torch
 
 from cute_attn.abi import trace as layout
-from cute_attn.api.cuda_batch import CudaBatch
 from cute_attn.api.launch_set import TraceBuffer
+from cute_attn.api.planned_launch import PlannedLaunch
 from cute_attn.api.trace import Trace, trace_of
 from cute_attn.scheduler.simulator import LaunchItems
 
@@ -19,7 +19,7 @@ _UNKNOWN_ITEMS = 256  # per block, where only the device knows the plan
 
 
 def trace_step(
-    backend: CudaBatch,
+    launches: Sequence[PlannedLaunch],
     run: Callable[[], object],
     device: torch.device,
     max_items: int | None = None,
@@ -27,7 +27,7 @@ def trace_step(
     """The timeline of one run of the last step.
 
     Args:
-        backend: planned.
+        launches: of the step.
         run: launches the step.
         device: of both.
         max_items: items of a block that there is room for; None: those of the plan.
@@ -41,7 +41,6 @@ def trace_step(
         raise RuntimeError("trace() during CUDA graph capture: it waits for the device")
     if max_items is not None and max_items < 1:
         raise ValueError(f"max_items is {max_items}; it takes at least 1")
-    launches = backend.launches
     words = []
     with ExitStack() as stack:
         for launch in launches:
@@ -61,7 +60,7 @@ def trace_step(
     return trace_of([(spec, found) for (spec, _), found in zip(grids, stamps, strict=True)])
 
 
-def _most_items(launch: CudaBatch) -> int:
+def _most_items(launch: PlannedLaunch) -> int:
     plan = launch.plan_of_step
     if plan is None:
         return _UNKNOWN_ITEMS

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import torch
 
@@ -109,7 +110,7 @@ class CudaSession:
             empty = torch.empty(shape, dtype=dtype, device=device)
             return empty.normal_(generator=generator)
 
-        rows = [0, *_running(step.q_lens)]
+        rows = [*accumulate(step.q_lens, initial=0)]
         self._q = normal(rows[-1], step.num_qo_heads, step.head_dim)
         self._out = self._q.new_empty(rows[-1], step.num_qo_heads, step.head_dim_vo)
         kv_format, shapes = _kv(step)
@@ -146,7 +147,7 @@ class CudaSession:
             device=self._q.device,
             tuning=OneKernel(spec, candidate.toolchain, info),
         )
-        batch.plan([0, *_running(step.q_lens)], kv_format, scalars=dict(step.scalars))
+        batch.plan([*accumulate(step.q_lens, initial=0)], kv_format, scalars=dict(step.scalars))
         self._graphs[candidate] = self._captured(batch)
         self._batches[candidate] = batch
 
@@ -198,21 +199,13 @@ def _kv(step: TuneStep) -> tuple[KVFormat, Sequence[tuple[int, ...]]]:
     if step.page_size is None:
         tokens = sum(step.kv_lens)
         shapes = [(tokens, heads, step.head_dim), (tokens, heads, step.head_dim_vo)]
-        return RaggedKV([0, *_running(step.kv_lens)]), shapes
+        return RaggedKV([*accumulate(step.kv_lens, initial=0)]), shapes
     counts = [-(-keys // step.page_size) for keys in step.kv_lens]
     order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(0))
     pairs = zip(step.kv_lens, counts, strict=True)
     last = [keys - (pages - 1) * step.page_size for keys, pages in pairs]
-    kv_format = PagedKV([0, *_running(counts)], order.int(), last, step.page_size)
+    kv_format = PagedKV([*accumulate(counts, initial=0)], order.int(), last, step.page_size)
     return kv_format, [(sum(counts), 2, step.page_size, heads, step.head_dim)]
-
-
-def _running(values: Iterable[int]) -> list[int]:
-    sums, total = [], 0
-    for value in values:
-        total += value
-        sums.append(total)
-    return sums
 
 
 def _replay_us(graph: torch.cuda.CUDAGraph) -> float:

@@ -19,6 +19,7 @@ import torch
 from cute_attn import BatchAttention, hopper
 from cute_attn.api import cuda_batch, launch_set, live_scalars, plan_buffer, plan_store
 from cute_attn.api.arguments import Arguments
+from cute_attn.api.run_parameters import RunParameters
 from cute_attn.codegen.attention_params import attention_params
 from cute_attn.codegen.registered import REGISTERED
 from cute_attn.codegen.source import GeneratedKernel
@@ -60,6 +61,7 @@ class FakeGpu:
             backend_options[name] = bool(options.get(name))
         backend_options["source"] = options.get("source") or FakeSource(self)
         made._backend = cuda_batch.CudaBatch(made._shape, **backend_options)
+        made._parameters = RunParameters(made._shape, made._backend.take_parameters)
         made._cuda_graph = backend_options["cuda_graph"]
         made._batch_invariant = backend_options["batch_invariant"]
         return made

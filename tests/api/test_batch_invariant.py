@@ -157,9 +157,8 @@ def test_pieces_have_memory_and_counters(fake_gpu: Any) -> None:
     batch = fake_gpu.batch(8, 2, 64, batch_invariant=True)
     rows, kv = requests.step([0, 2, 4])
     batch.plan(rows, kv).run(torch.zeros(rows[-1], 8, 64, dtype=BF16), requests.cache)
-    backend = batch._backend
     for launch, plan, one in zip(
-        fake_gpu.launches, batch.plans, (backend, backend._decodes), strict=True
+        fake_gpu.launches, batch.plans, batch._backend.launches, strict=True
     ):
         memory = one._fixed._memory
         assert launch.params["arrivals"] == memory._arrivals.data_ptr()

@@ -67,7 +67,7 @@ def test_plan_and_page_table_are_uploaded_in_one_copy(fake_gpu: Any) -> None:
     assert fake_gpu.uploads == 1
     batch.run(zeros(3, 8, 128), zeros(6, 2, 16, 2, 128))
     params = fake_gpu.launches[0].params
-    memory = batch._backend._store._buffer.memory.numpy()
+    memory = batch._backend.launches[0].store._buffer.memory.numpy()
     at = (params["plan"] - memory.ctypes.data) // 4
     plan = batch.last_plan
     np.testing.assert_array_equal(memory[at : at + plan.buffer.size], plan.buffer)
@@ -161,7 +161,7 @@ def test_layers_keep_their_argument_blocks(fake_gpu: Any) -> None:
     batch = fake_gpu.batch(8, 2, 128)
     caches = [zeros(8, 2, 16, 2, 128) for _ in range(3)]
     q = zeros(4, 8, 128)
-    bindings = batch.plan(*decode(4))._backend._set.bindings
+    bindings = batch.plan(*decode(4))._backend.launches[0].layers.kernels.bindings
     for _ in range(2):
         for cache in caches:
             batch.run(q, cache)
@@ -169,7 +169,7 @@ def test_layers_keep_their_argument_blocks(fake_gpu: Any) -> None:
     filled = [b.paging for b in bindings.values()]
     batch.plan(*decode(4))
     batch.run(q, caches[0])
-    assert batch._backend._paging is filled[0]
+    assert batch._backend.launches[0].layers._paging is filled[0]
     assert [launch.params["k"] for launch in fake_gpu.launches] == [
         c.data_ptr() for c in [*caches, *caches, caches[0]]
     ]

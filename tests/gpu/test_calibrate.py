@@ -111,7 +111,7 @@ def test_the_device_plans_with_them(calibrated: Calibrated, device: torch.device
     for given in (None, BUILT_IN):
         wrapper = serving_attention(device, cuda_graph=True, max_requests=8, costs=given)
         wrapper.plan(batch.qo_indptr, batch.kv_format)
-        (host,), memory = wrapper.plans, wrapper._backend._store._buffer.memory
+        (host,), memory = wrapper.plans, wrapper._backend.launches[0].store._buffer.memory
         wrapper.run(batch.q, *batch.kv)
         torch.cuda.synchronize()
         memory.fill_(-7)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cute_attn.runtime.instruction_kinds import KINDS, kind_of, mix
+import pytest
+
+from cute_attn.runtime.instruction_kinds import KINDS, kind_of, mix, unit_of
 from cute_attn.runtime.sass import Loop, loops, parse
 
 # An outer loop from .L_x_1 with an inner one from .L_x_2, whose seldom taken part stands behind
@@ -91,3 +93,24 @@ def test_kinds() -> None:
     assert kind("LDGSTS.E.BYPASS.128 [R1], [R2.64]") == "async copy"
     assert kind("LDL R1, [R2]") == "local"
     assert kind("FLY.AWAY R1") == "other" == KINDS[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"),
+    [
+        ("FFMA.FTZ R1, R2, R3, R4", "FP32"),
+        ("MUFU.EX2 R1, R2", "MUFU"),
+        ("I2F.S64 R1, R2", "MUFU"),
+        ("I2FP.F32.S32 R1, R2", "INT"),
+        ("PRMT R1, R2, 0x1, R3", "INT"),
+        ("UPRMT UR1, UR2, 0x1, UR3", ""),
+        ("IMAD.WIDE R1, R2, R3, R4", "INT"),
+        ("IMAD.MOV.U32 R1, RZ, RZ, R2", ""),
+        ("UIADD3 UR1, UR2, UR3, URZ", ""),
+        ("LDG.E R1, [R2.64]", "LOAD"),
+        ("STG.E [R2.64], R1", ""),
+    ],
+)
+def test_units(text: str, unit: str) -> None:
+    (instruction,) = parse(f"        /*0000*/                   {text} ;")[0]
+    assert unit_of(instruction) == unit
