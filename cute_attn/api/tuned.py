@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,13 @@ from cute_attn.api.kernel_source import Compiled
 from cute_attn.api.step import Step
 from cute_attn.api.tune_space import candidate_spec
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
+from cute_attn.runtime import CacheMissError
 from cute_attn.runtime.device import DeviceInfo
 from cute_attn.tuning import Database, Entry, TunedTable, files
 from cute_attn.tuning.kernel_class import KernelClass, kernel_class
 from cute_attn.tuning.step import StepKey, step_key
+
+logger = logging.getLogger("cute_attn")
 
 
 class Tuned(Compiled):
@@ -83,7 +87,7 @@ class TunedProblem:
         )
         if key not in self._specs:
             entry = self._tuned.nearest(self._class, key)
-            self._specs[key] = None if entry is None else (entry, self._spec(entry, key))
+            self._specs[key] = None if entry is None else (entry, self._built(entry, key))
         found = self._specs[key]
         if found is None or found[0].gain_at(requests.q_len * self._problem.group) <= 1:
             return None
@@ -93,6 +97,22 @@ class TunedProblem:
         """Every kernel that some step takes."""
         found = [self._spec(entry, entry.key) for entry in self._tuned.winners(self._class)]
         return [spec for spec in dict.fromkeys(found) if spec is not None]
+
+    def _built(self, entry: Entry, key: StepKey) -> KernelSpec | None:
+        """The kernel that is taken, which plans ask for next; None: there is none to be had."""
+        spec = self._spec(entry, key)
+        if spec is None:
+            return None
+        try:
+            self._tuned.attention(spec)
+        except CacheMissError:
+            logger.warning(
+                "tune database: %s is not in the cache and CUTE_ATTN_NO_COMPILE=1; the kernel of"
+                " the tile table is taken",
+                spec.name,
+            )
+            return None
+        return spec
 
     def _spec(self, entry: Entry, key: StepKey) -> KernelSpec | None:
         """The kernel that is taken; None where this version has none such."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.runtime.device import DeviceInfo
-from cute_attn.tuning import Candidate, TuneStep
+from cute_attn.tuning import Candidate, TuneStep, files
 
 H200 = DeviceInfo(
     index=0,
@@ -71,3 +72,9 @@ class FormulaBench:
 @pytest.fixture
 def h200() -> DeviceInfo:
     return H200
+
+
+@pytest.fixture(autouse=True)
+def nothing_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans know what a test has stored, and no more."""
+    monkeypatch.setattr(files, "SHIPPED", tmp_path / "shipped")
