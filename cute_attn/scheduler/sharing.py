@@ -14,7 +14,7 @@ from cute_attn.scheduler.constants import H200, Gpu
 from cute_attn.scheduler.cost import CostModel
 from cute_attn.scheduler.each import BoolArray, Int64Array
 
-STEP_US = 11.0
+STEP_US = 12.0
 """Of the launches that copy query rows and merge states: on an H200 steps in levels take 6 to 14 us
 more than their attention launches by the simulator (perf/NOTES.md)."""
 _CLEARLY = 2.0  # saved over spent: of what is less, half lost on an H200
