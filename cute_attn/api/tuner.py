@@ -22,8 +22,18 @@ from cute_attn.runtime.build import known_toolchains, toolchain_in_use
 from cute_attn.runtime.device import DeviceInfo, current_device, device_count, device_info
 from cute_attn.runtime.errors import DriverError
 from cute_attn.runtime.pool import Result
-from cute_attn.tuning import Bench, Entry, TuneStep, default_path, default_steps, search_step, store
-from cute_attn.tuning.files import read_for_gpu
+from cute_attn.tuning import (
+    Bench,
+    Database,
+    DatabaseError,
+    Entry,
+    TuneStep,
+    default_path,
+    default_steps,
+    search_step,
+    store,
+)
+from cute_attn.tuning.files import known_of, read_for_gpu
 from cute_attn.tuning.kernel_class import KernelClass
 from cute_attn.tuning.step import StepKey
 
@@ -87,6 +97,25 @@ def compile_candidates(
         toolchains=further_toolchains(),
     )
     return compile_contests(_matching(found, match), jobs=jobs, progress=progress)
+
+
+def known_database(device: int | None = None) -> Database:
+    """What plans on a GPU look into.
+
+    Args:
+        device: ordinal; default: the current one.
+
+    Raises:
+        DriverError: there is no GPU.
+        DatabaseError: nothing is known of it.
+    """
+    if not device_count():
+        raise DriverError("there is no GPU whose database is meant: name a file (--database)")
+    info = device_info(current_device() if device is None else device)
+    found = known_of(info.name, info.num_sms)
+    if found is None:
+        raise DatabaseError(f"nothing is known of {info.name} with {info.num_sms} SMs")
+    return found
 
 
 def tune(

@@ -45,11 +45,22 @@ def command(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Database to add to; default: the user's, which planning looks into."),
+        typer.Option(
+            "--out",
+            "--database",
+            help="Database to add to; default: the user's, which planning looks into.",
+        ),
     ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Measure also what the database has already.")
     ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            help="Measure nothing: draw what is known (of --out, if given) and say what tells"
+            " winners from the tables' kernels. The ending says the format: .svg, .png, .pdf."
+        ),
+    ] = None,
     list_steps: Annotated[
         bool, typer.Option("--list", help="Print the steps that are tuned, and no more.")
     ] = False,
@@ -68,6 +79,7 @@ def command(
       cute-attn tune --match decode --again
       cute-attn tune --compile-only --arch sm_90a     # on a machine without a GPU
       cute-attn tune --no-compile                     # with its cache, on the GPU
+      cute-attn tune --report landscape.svg           # what was found, and what tells winners apart
     """
     if compile_only and no_compile:
         raise typer.BadParameter("it goes without --no-compile", param_hint="--compile-only")
@@ -78,6 +90,8 @@ def command(
     with errors_for_people():
         if list_steps:
             _list(match)
+        elif report is not None:
+            _report(report, out, device)
         elif compile_only:
             _compile(match, arch.value if arch else None, sms, candidates, jobs, as_json=as_json)
         else:
@@ -209,6 +223,21 @@ def _measure(
         typer.echo(json.dumps(facts, indent=2))
         return
     _print(found)
+
+
+def _report(path: Path, database: Path | None, device: int | None) -> None:
+    """Draws what a database knows, and says what tells its winners from the tables' kernels."""
+    from cute_attn.api.tuner import known_database
+    from cute_attn.tuning import files, landscape
+    from cute_attn.tuning.reasons import reasons
+
+    found = files.read(database) if database is not None else known_database(device)
+    landscape.save(found, path)
+    for entry in found.entries.values():
+        if entry.taken is not None:
+            typer.echo(f"{entry.step}: {entry.gain:.3f} x with {entry.taken.candidate.label}")
+            typer.echo(f"    {'; '.join(reasons(entry))}")
+    typer.echo(f"picture: {path}")
 
 
 def _outcome(entry: Any) -> str:

@@ -126,6 +126,11 @@ class Entry:
             / _computed(measured, default, counts)
         )
 
+    def computed_share(self, candidate: Candidate) -> float:
+        """Query rows that a kernel's tiles compute at the measured step, over those there are."""
+        counts, rows = np.array(self.rows).T
+        return _computed(rows, candidate.tile.q, counts) / int((counts * rows).sum())
+
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
         return {

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from cute_attn.cli.main import app
 from cute_attn.runtime import device_count
+from cute_attn.tuning.files import SHIPPED
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +67,21 @@ def test_list_names_steps() -> None:
     assert code == 0
     lines = text.splitlines()
     assert len(lines) > 5 and all(line.startswith("decode") for line in lines)
+
+
+def test_a_report_needs_no_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path, database = tmp_path / "landscape.svg", SHIPPED / "nvidia-h200-132-sms.json"
+    code, text, _ = run("--report", str(path), "--database", str(database))
+    assert code == 0 and path.read_text().startswith("<?xml")
+    assert "1.147 x with ampere_decode 8x64x2 128t b4" in text
+    code, _, error = run("--report", str(tmp_path / "a.txt"), "--database", str(database))
+    assert code == 1 and "Format 'txt' is not supported" in error
+    code, _, error = run("--report", str(path), "--database", str(tmp_path / "none.json"))
+    assert code == 1 and "none.json: cannot be read" in error
+
+
+@pytest.mark.skipif(device_count() > 0, reason="there is a GPU")
+def test_a_report_of_no_gpu_asks_for_a_database(tmp_path: Path) -> None:
+    code, _, error = run("--report", str(tmp_path / "landscape.svg"))
+    assert code == 1 and "--database" in error
