@@ -112,7 +112,8 @@ def tune(
         device: ordinal; default: the current one.
         seconds: time that it may take, compiling included; default: as long as it takes.
         match: only steps whose name contains this; kernels are tried as for all of them.
-        candidates: kernels of a class of steps that are tried, beside those of the tables; None: 16.
+        candidates: kernels of a class of steps that are tried, beside those of the tables;
+            default: 16.
         path: database to add to; default: the user's for this kind of GPU, which plans look into.
         again: measure also what is in the database.
         jobs: compile processes.

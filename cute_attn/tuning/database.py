@@ -16,6 +16,7 @@ one stays.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -181,6 +182,11 @@ class Database:
         """With further entries; those of the same class and key are replaced."""
         more = {(entry.kernel_class, entry.key): entry for entry in entries}
         return replace(self, entries={**self.entries, **more})
+
+    @property
+    def digest(self) -> str:
+        """Eight hex digits of all that it holds, for records."""
+        return hashlib.sha256(self.text().encode()).hexdigest()[:8]
 
     def text(self) -> str:
         """The file: entries in a fixed order, one kernel a line."""
