@@ -13,7 +13,7 @@ from cute_attn.api import dispatch
 from cute_attn.api.kernel import Kernel, build, build_with, launched_with
 from cute_attn.api.kernel_source import Compiled
 from cute_attn.api.step import Step
-from cute_attn.api.tune_space import candidate_spec
+from cute_attn.api.tune_plan import candidate_spec
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
 from cute_attn.runtime.device import DeviceInfo
 from cute_attn.runtime.errors import CacheMissError, ToolchainError

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from cute_attn.api import tune_report
 from cute_attn.api.calibrate import driver_release, own_version
 from cute_attn.api.costs import constants_of
 from cute_attn.api.tune_bench import MOST_ERROR, CudaBench
@@ -23,7 +24,7 @@ from cute_attn.runtime.device import DeviceInfo, current_device, device_count, d
 from cute_attn.runtime.errors import DriverError
 from cute_attn.runtime.pool import Result
 from cute_attn.tuning import Bench, Entry, TuneStep, default_path, default_steps, search_step, store
-from cute_attn.tuning.files import read_for_gpu
+from cute_attn.tuning.files import read, read_for_gpu
 from cute_attn.tuning.kernel_class import KernelClass
 from cute_attn.tuning.step import StepKey
 
@@ -53,6 +54,16 @@ class Tuning:
     left: int
     too_large: int
     compiled: Compiled
+
+    def write_report(self, path: str | Path) -> Path:
+        """Writes all that the database holds as a page; see `tune_report.write_report`.
+
+        Raises:
+            DatabaseError: there is no database, since nothing was measured.
+            ValueError, ModuleNotFoundError, OSError: see there.
+        """
+        steps = [contest.step for contest in self.compiled.contests]
+        return tune_report.write_report(read(self.path), path, steps=steps)
 
 
 def compile_candidates(

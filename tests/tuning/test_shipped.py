@@ -13,7 +13,7 @@ from cute_attn.api import kernel
 from cute_attn.api.kernel_choice import KernelChoice
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import make_step
-from cute_attn.api.tune_space import problem_of
+from cute_attn.api.tune_plan import problem_of
 from cute_attn.api.tuned import Tuned, _say_that_some_are_missing, class_of, tuned_of
 from cute_attn.api.tuned_kernels import tuned_kernels, warmup_tuned
 from cute_attn.cli.presets import Axes, attention_specs
