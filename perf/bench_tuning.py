@@ -52,7 +52,8 @@ def main() -> int:
     if options.bad_default:
         return recover()
     cases = [case for case in held_out() if options.match in case.cfg]
-    results = harness.open_records("tuning", options.out, cases[0].spec(harness.arch()))
+    spec = cases[0].spec(harness.arch())
+    results = harness.open_records("tuning", options.out, spec, database=options.database)
     speedups = []
     for case in cases:
         both = {

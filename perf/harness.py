@@ -341,7 +341,9 @@ def add_batch_invariant(options: argparse.ArgumentParser) -> None:
     )
 
 
-def open_records(bench: str, path: Path | None, spec: KernelSpec) -> records.Records:
-    """The results file of a benchmark."""
-    first = records.environment(toolchain(spec))
+def open_records(
+    bench: str, path: Path | None, spec: KernelSpec, *, database: Path | None = None
+) -> records.Records:
+    """The results file of a benchmark; `database`: of tuning, that it uses."""
+    first = records.environment(toolchain(spec), database=database)
     return records.Records(path or records.default_path(bench), first)

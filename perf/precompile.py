@@ -17,10 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cute_attn import KernelSpec, warmup
+from cute_attn.api.tuned_kernels import tuned_kernels, warmup_tuned
 from cute_attn.runtime import CompiledKernel, cache_key
 from cute_attn.runtime.cache_upkeep import entries, remove
 from perf import cases
 from perf.cases import shared
+from perf.cases.tuning import held_out
 from perf.cases.variants import variant_specs
 from tests.gpu import specs
 
@@ -37,6 +39,14 @@ def kernels(only: str | None, arch: str, sections: Sequence[str] = ()) -> list[s
             own += [*specs.with_merges(shared.shared_specs(arch)), shared.shared_merge(arch)]
         found |= {kernel.name: kernel for kernel in own}
     return list(found.values())
+
+
+def tuned(arch: str, sections: Sequence[str] = ()) -> list[tuple[KernelSpec, str | None]]:
+    """Kernels of the tune databases that benchmarks then take, none twice: see `tuned_kernels`."""
+    problems = cases.all_problems(arch, sections)
+    if not sections:
+        problems += [shared.problem(arch), *(case.problem(arch) for case in held_out())]
+    return list(dict.fromkeys(k for problem in problems for k in tuned_kernels(problem)))
 
 
 def progress(done: int, total: int, result: object) -> None:
@@ -83,15 +93,21 @@ def main() -> int:
     if options.cache is not None:
         os.environ["CUTE_ATTN_CACHE_DIR"] = str(options.cache.resolve())
     wanted = [k for k in kernels(only, options.arch, sections) if options.match in k.name]
+    named = [] if only == "tests" else tuned(options.arch, sections)
+    named = [pair for pair in named if options.match in pair[0].name]
     if options.list:
-        print("\n".join(kernel.name for kernel in wanted))
-        print(f"{len(wanted)} kernels")
+        print("\n".join(kernel.name for kernel in [*wanted, *(spec for spec, _ in named)]))
+        print(f"{len(wanted)} kernels, {len(named)} of the tune database")
         return 0
     attention = sum(isinstance(kernel, KernelSpec) for kernel in wanted)
-    print(f"{len(wanted)} kernels, {attention} of them attention", flush=True)
+    print(
+        f"{len(wanted)} kernels, {attention} of them attention; {len(named)} of the tune database",
+        flush=True,
+    )
     start = time.perf_counter()
     try:
         compiled = warmup(wanted, jobs=options.jobs, progress=progress)
+        compiled += warmup_tuned(named, jobs=options.jobs, progress=progress)
     except Exception as error:
         print(f"at least one kernel failed:\n{error}", file=sys.stderr)
         return 1

@@ -1,7 +1,8 @@
 """Records of benchmark and test runs: one JSON object per line.
 
-The first row says what was measured and where: gpu, driver, torch, toolchain, commit, command and
-date. Every further row is one case: sec, cfg, and numbers (us, us_graph, tflops, gbps, err, ...).
+The first row says what was measured and where: gpu, driver, torch, toolchain, tune
+database, commit, command and date. Every further row is one case: sec, cfg, and numbers (us,
+us_graph, tflops, gbps, err, ...).
 Sections and cfg names are those of the peers' records, so that files compare row by row.
 """
 
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from cute_attn.tuning import Database, files
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "perf" / "results"
@@ -62,8 +65,26 @@ def _output(command: list[str]) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def environment(toolchain: str) -> Row:
-    """The first row of a file; `toolchain` names the compiler that made the kernels."""
+def tuning(database: Path | None = None) -> str:
+    """Which tune database plans on this GPU look into, or the given one: steps and digest; "" where
+    there is none."""
+    if database is not None:
+        found: Database | None = files.read(database)
+    elif torch.cuda.is_available():
+        sms = torch.cuda.get_device_properties(0).multi_processor_count
+        found = files.known_of(torch.cuda.get_device_name(), sms)
+    else:
+        found = None
+    return "" if found is None else f"{len(found.entries)} steps, {found.digest}"
+
+
+def environment(toolchain: str, *, database: Path | None = None) -> Row:
+    """The first row of a file.
+
+    Args:
+        toolchain: names the compiler that made the kernels.
+        database: the tune database in force; default: what plans look into.
+    """
     on_gpu = torch.cuda.is_available()
     return {
         "gpu": torch.cuda.get_device_name() if on_gpu else "cpu",
@@ -72,6 +93,7 @@ def environment(toolchain: str) -> Row:
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
         "toolchain": toolchain,
+        "tuning": tuning(database),
         "commit": commit(),
         "command": shlex.join(sys.orig_argv),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

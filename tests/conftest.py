@@ -38,9 +38,14 @@ def why_no_gpu() -> str | None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _built_in_constants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Plans of tests are made with the built-in constants, whatever GPU was calibrated here."""
+def _as_built_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Plans of tests are made with the built-in constants and the tile tables, whatever GPU was
+    calibrated or tuned, here or for the package."""
+    from cute_attn.tuning import files
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "SHIPPED", tmp_path_factory.mktemp("shipped"))
+        patch.delenv("CUTE_ATTN_TUNE_DB", raising=False)
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         patch.delenv("CUTE_ATTN_COST_FILE", raising=False)
         yield

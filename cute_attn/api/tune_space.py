@@ -8,15 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-import numpy as np
-import torch
-
 from cute_attn.api import dispatch
-from cute_attn.api.launches import cost_of
-from cute_attn.api.step import Step, make_step
+from cute_attn.api.tune_plan import PlannedStep
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
-from cute_attn.formats import RaggedKV
-from cute_attn.scheduler import BUILT_IN, Constants, plan_batch
+from cute_attn.scheduler import BUILT_IN, Constants
 from cute_attn.tuning import Candidate, TuneStep, tiles_of
 
 CANDIDATES = 16
@@ -27,9 +22,6 @@ _ALIKE = 0.03
 """Differences of predicted times, as logarithms, that mean nothing."""
 _OTHERS = 3
 """Candidates of another kernel family than the tables take."""
-_STEP_KEYS = 16
-"""What a step over a KV block costs beside its products, in keys: on an H200 2,320 to 2,515 cycles
-per 128 keys, of which 2,048 are products (perf/NOTES.md)."""
 
 
 @dataclass(frozen=True)
@@ -52,34 +44,6 @@ class Contest:
     def candidates(self) -> list[Candidate]:
         """The default, then the others."""
         return list(self.specs)
-
-
-def problem_of(step: TuneStep, arch: str) -> dispatch.Problem:
-    """What kernels of a step are chosen by, on GPUs of `arch`."""
-    return dispatch.Problem(
-        arch,
-        step.dtype,
-        step.head_dim,
-        step.head_dim_vo,
-        step.group,
-        step.variant,
-        step.page_size,
-    )
-
-
-def candidate_spec(
-    problem: dispatch.Problem, candidate: Candidate, rows: int | None = None
-) -> KernelSpec:
-    """The kernel of a candidate.
-
-    Raises:
-        UnsupportedSpecError: there is none; with the reasons.
-    """
-    spec = dispatch.spec_for(problem, candidate.schedule, rows=rows)
-    spec = replace(spec, tile=candidate.tile)
-    if reasons := dispatch.supports(spec):
-        raise UnsupportedSpecError(f"{candidate.label} for {problem.arch}", reasons)
-    return spec
 
 
 def contests(
@@ -106,10 +70,10 @@ def contests(
     Returns:
         contests, those of a class one after the other; steps that no kernel serves are left out.
     """
-    groups: dict[tuple[dispatch.Problem, int], list[_Planned]] = defaultdict(list)
+    groups: dict[tuple[dispatch.Problem, int], list[PlannedStep]] = defaultdict(list)
     for step in steps:
         try:
-            planned = _Planned(step, arch, num_sms, constants)
+            planned = PlannedStep(step, arch, num_sms, constants)
             planned.default = (defaults or {}).get(step.name, planned.default)
         except UnsupportedSpecError:
             continue
@@ -127,63 +91,7 @@ def contests(
     return found
 
 
-class _Planned:
-    """A step, and what the planner makes of it with a tile."""
-
-    def __init__(self, step: TuneStep, arch: str, num_sms: int, constants: Constants) -> None:
-        self.step, self._num_sms, self._constants = step, num_sms, constants
-        self.problem = problem_of(step, arch)
-        rows, keys = (np.r_[0, np.cumsum(x)] for x in (step.q_lens, step.kv_lens))
-        self._whole: Step = make_step(
-            rows, RaggedKV(keys), step.variant, dict(step.scalars), torch.device("cpu")
-        )
-        self.rows = max(step.q_lens) * step.group
-        table = default_spec(self.problem, self._whole, step.num_kv_heads, num_sms)
-        self.default = Candidate(table.schedule, table.tile)
-        self._predicted: dict[Candidate, float] = {}
-
-    def spec(self, candidate: Candidate) -> KernelSpec:
-        return candidate_spec(self.problem, candidate, self.rows)
-
-    def predicted_us(self, candidate: Candidate) -> float:
-        """Time by the cost model, and by the steps over KV blocks that the tile makes."""
-        plain = replace(candidate, toolchain=None)
-        if plain not in self._predicted:
-            spec = self.spec(plain)
-            tiles = dispatch.geometry(spec, self.step.num_kv_heads, self._whole.band)
-            plan = plan_batch(
-                self._whole.requests,
-                tiles,
-                self._num_sms * spec.tile.blocks_per_sm,
-                cost=cost_of(spec, self._constants),
-                visible=self._whole.visible,
-            )
-            us = plan.predicted_us
-            if spec.schedule != dispatch.AMPERE_DECODE:
-                us *= (1 + _STEP_KEYS / spec.tile.kv) / (1 + _STEP_KEYS / 128)
-            self._predicted[plain] = us
-        return self._predicted[plain]
-
-
-def default_spec(
-    problem: dispatch.Problem, step: Step, num_kv_heads: int, num_sms: int
-) -> KernelSpec:
-    """The kernel that the tables give for a step on all SMs.
-
-    Raises:
-        UnsupportedSpecError: there is none.
-    """
-    requests = step.requests
-    longest = requests.most_q_len * problem.group
-    return dispatch.choose(
-        problem,
-        rows=longest,
-        tiles_per_sm=dispatch.tiles_per_sm(requests.q_len, longest, num_kv_heads, num_sms),
-        long=dispatch.is_long(problem, requests.q_len, requests.kv_len, step.band),
-    )
-
-
-def _chosen(group: Sequence[_Planned], most: int) -> list[Candidate]:
+def _chosen(group: Sequence[PlannedStep], most: int) -> list[Candidate]:
     """The best by the cost model in the mean of some steps, the best of every make first; and the
     defaults of all of them."""
     first = group[0]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
 
 from cute_attn.api import dispatch
-from cute_attn.api.kernel import Kernel, build, build_with
+from cute_attn.api.kernel import Kernel, build, build_with, launched_with
 from cute_attn.api.kernel_source import Compiled
 from cute_attn.api.step import Step
-from cute_attn.api.tune_space import candidate_spec
+from cute_attn.api.tune_plan import candidate_spec
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
-from cute_attn.runtime import CacheMissError
 from cute_attn.runtime.device import DeviceInfo
+from cute_attn.runtime.errors import CacheMissError, ToolchainError
 from cute_attn.tuning import Database, Entry, TunedTable, files
 from cute_attn.tuning.kernel_class import KernelClass, kernel_class
 from cute_attn.tuning.step import StepKey, step_key
@@ -55,10 +57,41 @@ class Tuned(Compiled):
         if toolchain is not None:
             self._toolchains[spec] = toolchain
 
+    def toolchain_of(self, spec: KernelSpec) -> str | None:
+        """The name that `prefer` was given; None: the default one."""
+        return self._toolchains.get(spec)
+
     def attention(self, spec: KernelSpec) -> Kernel:
         """See `build`."""
-        toolchain = self._toolchains.get(spec)
+        toolchain = self.toolchain_of(spec)
         return build(spec) if toolchain is None else build_with(spec, toolchain)
+
+    def has(self, spec: KernelSpec) -> bool:
+        """Whether the kernel of a spec is there, compiled now if need be. Where it is in no cache
+        and nothing can or may compile, that is said once."""
+        try:
+            self.attention(spec)
+            for generated in launched_with(spec):
+                self.small(generated)
+        except (CacheMissError, ToolchainError) as error:
+            logger.debug("tuned kernel %s: %s", spec.name, error)
+            _say_that_some_are_missing()
+            return False
+        return True
+
+
+@dataclass
+class _Offer:
+    """A kernel for some steps, and what was measured of it."""
+
+    tuned: Tuned
+    entry: Entry
+    spec: KernelSpec
+
+    @cached_property
+    def is_there(self) -> bool:
+        """Asked, and so compiled, only for a step that takes it."""
+        return self.tuned.has(self.spec)
 
 
 class TunedProblem:
@@ -69,7 +102,7 @@ class TunedProblem:
     ) -> None:
         self._tuned, self._class = tuned, class_of(problem)
         self._problem, self._num_kv_heads, self._num_sms = problem, num_kv_heads, num_sms
-        self._specs: dict[StepKey, tuple[Entry, KernelSpec | None] | None] = {}
+        self._specs: dict[StepKey, _Offer | None] = {}
 
     def spec_of(self, step: Step) -> KernelSpec | None:
         """The kernel of a step; None: that of the tables."""
@@ -86,33 +119,21 @@ class TunedProblem:
             self._num_sms,
         )
         if key not in self._specs:
-            entry = self._tuned.nearest(self._class, key)
-            self._specs[key] = None if entry is None else (entry, self._built(entry, key))
-        found = self._specs[key]
-        if found is None or found[0].gain_at(requests.q_len * self._problem.group) <= 1:
+            self._specs[key] = self._offer(key)
+        offer = self._specs[key]
+        if offer is None or offer.entry.gain_at(requests.q_len * self._problem.group) <= 1:
             return None
-        return found[1]
+        return offer.spec if offer.is_there else None
 
     def all_specs(self) -> list[KernelSpec]:
         """Every kernel that some step takes."""
         found = [self._spec(entry, entry.key) for entry in self._tuned.winners(self._class)]
         return [spec for spec in dict.fromkeys(found) if spec is not None]
 
-    def _built(self, entry: Entry, key: StepKey) -> KernelSpec | None:
-        """The kernel that is taken, which plans ask for next; None: there is none to be had."""
-        spec = self._spec(entry, key)
-        if spec is None:
-            return None
-        try:
-            self._tuned.attention(spec)
-        except CacheMissError:
-            logger.warning(
-                "tune database: %s is not in the cache and CUTE_ATTN_NO_COMPILE=1; the kernel of"
-                " the tile table is taken",
-                spec.name,
-            )
-            return None
-        return spec
+    def _offer(self, key: StepKey) -> _Offer | None:
+        entry = self._tuned.nearest(self._class, key)
+        spec = None if entry is None else self._spec(entry, key)
+        return None if entry is None or spec is None else _Offer(self._tuned, entry, spec)
 
     def _spec(self, entry: Entry, key: StepKey) -> KernelSpec | None:
         """The kernel that is taken; None where this version has none such."""
@@ -124,6 +145,14 @@ class TunedProblem:
             return None
         self._tuned.prefer(spec, candidate.toolchain)
         return spec
+
+
+@cache
+def _say_that_some_are_missing() -> None:
+    logger.warning(
+        "the tune database names kernels that are in no cache, and nothing compiles here: kernels"
+        " of the tile tables are taken instead (`cute-attn compile` makes those of the database)"
+    )
 
 
 def class_of(problem: dispatch.Problem) -> KernelClass:

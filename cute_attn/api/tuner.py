@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from cute_attn.api import tune_report
 from cute_attn.api.calibrate import driver_release, own_version
 from cute_attn.api.costs import constants_of
 from cute_attn.api.tune_bench import MOST_ERROR, CudaBench
@@ -22,18 +23,8 @@ from cute_attn.runtime.build import known_toolchains, toolchain_in_use
 from cute_attn.runtime.device import DeviceInfo, current_device, device_count, device_info
 from cute_attn.runtime.errors import DriverError
 from cute_attn.runtime.pool import Result
-from cute_attn.tuning import (
-    Bench,
-    Database,
-    DatabaseError,
-    Entry,
-    TuneStep,
-    default_path,
-    default_steps,
-    search_step,
-    store,
-)
-from cute_attn.tuning.files import known_of, read_for_gpu
+from cute_attn.tuning import Bench, Entry, TuneStep, default_path, default_steps, search_step, store
+from cute_attn.tuning.files import read, read_for_gpu
 from cute_attn.tuning.kernel_class import KernelClass
 from cute_attn.tuning.step import StepKey
 
@@ -63,6 +54,16 @@ class Tuning:
     left: int
     too_large: int
     compiled: Compiled
+
+    def write_report(self, path: str | Path) -> Path:
+        """Writes all that the database holds as a page; see `tune_report.write_report`.
+
+        Raises:
+            DatabaseError: there is no database, since nothing was measured.
+            ValueError, ModuleNotFoundError, OSError: see there.
+        """
+        steps = [contest.step for contest in self.compiled.contests]
+        return tune_report.write_report(read(self.path), path, steps=steps)
 
 
 def compile_candidates(
@@ -99,25 +100,6 @@ def compile_candidates(
     return compile_contests(_matching(found, match), jobs=jobs, progress=progress)
 
 
-def known_database(device: int | None = None) -> Database:
-    """What plans on a GPU look into.
-
-    Args:
-        device: ordinal; default: the current one.
-
-    Raises:
-        DriverError: there is no GPU.
-        DatabaseError: nothing is known of it.
-    """
-    if not device_count():
-        raise DriverError("there is no GPU whose database is meant: name a file (--database)")
-    info = device_info(current_device() if device is None else device)
-    found = known_of(info.name, info.num_sms)
-    if found is None:
-        raise DatabaseError(f"nothing is known of {info.name} with {info.num_sms} SMs")
-    return found
-
-
 def tune(
     steps: Sequence[TuneStep] | None = None,
     *,
@@ -141,7 +123,8 @@ def tune(
         device: ordinal; default: the current one.
         seconds: time that it may take, compiling included; default: as long as it takes.
         match: only steps whose name contains this; kernels are tried as for all of them.
-        candidates: kernels of a class of steps that are tried, beside those of the tables; 16.
+        candidates: kernels of a class of steps that are tried, beside those of the tables;
+            default: 16.
         path: database to add to; default: the user's for this kind of GPU, which plans look into.
         again: measure also what is in the database.
         jobs: compile processes.

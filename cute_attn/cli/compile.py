@@ -69,9 +69,9 @@ def run(axes: Axes, *, jobs: int | None, as_json: bool) -> bool:
     Returns:
         whether all of it compiled.
     """
-    kernels = presets.generate(axes)
+    kernels, further = presets.generate(axes), presets.other_toolchains(axes)
     if not as_json:
-        typer.echo(f"{len(kernels)} kernels for {', '.join(axes.arch)}")
+        typer.echo(f"{len(kernels) + len(further)} kernels for {', '.join(axes.arch)}")
 
     def each(outcome: Outcome) -> None:
         if not as_json:
@@ -79,7 +79,7 @@ def run(axes: Axes, *, jobs: int | None, as_json: bool) -> bool:
             for problem in outcome.problems:
                 typer.echo(f"{'':9}warning: {problem}")
 
-    outcomes, seconds = compile_all(kernels, jobs=jobs, each=each)
+    outcomes, seconds = compile_all(kernels, further=further, jobs=jobs, each=each)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     if as_json:
         facts = {"seconds": round(seconds, 2), "kernels": [o.to_json() for o in outcomes]}

@@ -11,6 +11,7 @@ from cute_attn.api.kernel import request_of
 from cute_attn.cli.terminal import first_line, progress_bar
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.runtime import CompiledKernel, compile_many
+from cute_attn.runtime.toolchain import Toolchain
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class Outcome:
 def compile_all(
     kernels: Sequence[GeneratedKernel],
     *,
+    further: Sequence[tuple[GeneratedKernel, Toolchain]] = (),
     jobs: int | None = None,
     each: Callable[[Outcome], None] | None = None,
     show_bar: bool = True,
@@ -96,17 +98,20 @@ def compile_all(
 
     Args:
         kernels: what to compile, none twice.
+        further: what to compile with toolchains other than the default one.
         jobs: processes; None takes as many as CPUs and free memory allow.
         each: called with each kernel that is ready, in the order in which they are.
         show_bar: a progress bar, if standard error is a terminal.
 
     Returns:
-        outcomes in the order of `kernels`, and the seconds that all of it took.
+        outcomes in the order of `kernels`, then of `further`, and the seconds that all of it took.
     """
+    every = [*kernels, *(kernel for kernel, _ in further)]
     requests = [request_of(kernel) for kernel in kernels]
-    of_name = {kernel.name: kernel for kernel in kernels}
+    requests += [request_of(*pair) for pair in further]
+    of_name = {kernel.name: kernel for kernel in every}
     start = time.perf_counter()
-    with progress_bar("kernels", len(kernels), shown=show_bar) as advance:
+    with progress_bar("kernels", len(every), shown=show_bar) as advance:
 
         def progress(done: int, total: int, result: CompiledKernel | Exception) -> None:
             advance(done)
@@ -115,5 +120,5 @@ def compile_all(
 
         results = compile_many(requests, jobs, progress)
     seconds = time.perf_counter() - start
-    pairs = zip(kernels, results, strict=True)
+    pairs = zip(every, results, strict=True)
     return [Outcome(kernel, result) for kernel, result in pairs], seconds

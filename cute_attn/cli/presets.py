@@ -19,9 +19,12 @@ from cute_attn.api.dispatch import (
     spec_for,
 )
 from cute_attn.api.kernel import launched_with
+from cute_attn.api.tuned_kernels import tuned_kernels
 from cute_attn.cli.variants import variant_of
 from cute_attn.codegen.kernels import emit_append
 from cute_attn.codegen.source import GeneratedKernel
+from cute_attn.runtime.build import toolchain_named
+from cute_attn.runtime.toolchain import Toolchain
 
 RAGGED = 0
 """The page size that stands for ragged KV."""
@@ -78,7 +81,7 @@ def problems(axes: Axes) -> Iterator[Problem]:
 
 
 def attention_specs(axes: Axes) -> list[KernelSpec]:
-    """The attention kernels, none twice.
+    """The attention kernels of the tile tables and of the tune databases, none twice.
 
     Raises:
         UnsupportedSpecError: one cannot be generated.
@@ -89,6 +92,7 @@ def attention_specs(axes: Axes) -> list[KernelSpec]:
             specs += [spec_for(problem, schedule) for schedule in axes.schedule]
         else:
             specs += all_specs(problem)
+            specs += [spec for spec, _ in tuned_kernels(problem)]
     return list(dict.fromkeys(specs))
 
 
@@ -98,6 +102,18 @@ def generate(axes: Axes) -> list[GeneratedKernel]:
     for arch, dtype, dim, rope in product(axes.arch, axes.dtype, axes.head_dim, axes.append):
         kernels.append(emit_append(emitter_arch(arch, AMPERE_DECODE), dtype, dim, dim, rope))
     return unique(kernels)
+
+
+def other_toolchains(axes: Axes) -> list[tuple[GeneratedKernel, Toolchain]]:
+    """Kernels that the tune databases want made by another toolchain than the default one, where
+    that is here."""
+    found = {}
+    for problem in problems(axes) if not axes.schedule else ():
+        for spec, name in tuned_kernels(problem):
+            toolchain = None if name is None else toolchain_named(name)
+            if toolchain is not None:
+                found[spec, toolchain] = emit(spec), toolchain
+    return list(found.values())
 
 
 def with_merges(specs: Iterable[KernelSpec]) -> list[GeneratedKernel]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,25 +47,25 @@ def command(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "--database",
-            help="Database to add to; default: the user's, which planning looks into.",
-        ),
+        typer.Option(help="Database to add to; default: the user's, which planning looks into."),
     ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Measure also what the database has already.")
     ] = False,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            help="Measure nothing: draw what is known (of --out, if given) and say what tells"
-            " winners from the tables' kernels. The ending says the format: .svg, .png, .pdf."
-        ),
-    ] = None,
     list_steps: Annotated[
         bool, typer.Option("--list", help="Print the steps that are tuned, and no more.")
     ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            help="Then write heat maps of the database, and why winners won, to this .html (needs"
+            " matplotlib)."
+        ),
+    ] = None,
+    database: Annotated[
+        Path | None,
+        typer.Option(help="With --report: report this database, measure nothing; needs no GPU."),
+    ] = None,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1)] = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
@@ -79,23 +81,32 @@ def command(
       cute-attn tune --match decode --again
       cute-attn tune --compile-only --arch sm_90a     # on a machine without a GPU
       cute-attn tune --no-compile                     # with its cache, on the GPU
-      cute-attn tune --report landscape.svg           # what was found, and what tells winners apart
+      cute-attn tune --report landscape.html
+      cute-attn tune --report landscape.html --database nvidia-h200-132-sms.json
     """
     if compile_only and no_compile:
         raise typer.BadParameter("it goes without --no-compile", param_hint="--compile-only")
     if (arch or sms) and not compile_only:
         raise typer.BadParameter("it takes --compile-only", param_hint="--arch, --sms")
+    if database is not None and report is None:
+        raise typer.BadParameter("it takes --report", param_hint="--database")
+    if report is not None and (compile_only or list_steps):
+        raise typer.BadParameter("nothing is measured", param_hint="--report")
     if no_compile:
         os.environ["CUTE_ATTN_NO_COMPILE"] = "1"
     with errors_for_people():
+        if report is not None:
+            _check_report(report)
         if list_steps:
             _list(match)
-        elif report is not None:
-            _report(report, out, device)
+        elif database is not None and report is not None:
+            _report(database, report)
         elif compile_only:
             _compile(match, arch.value if arch else None, sms, candidates, jobs, as_json=as_json)
         else:
-            _measure(match, seconds, candidates, device, out, jobs, again=again, as_json=as_json)
+            _measure(
+                match, seconds, candidates, device, out, jobs, report, again=again, as_json=as_json
+            )
 
 
 def _list(match: str) -> None:
@@ -104,6 +115,31 @@ def _list(match: str) -> None:
     for step in default_steps():
         if match in step.name:
             typer.echo(step.name)
+
+
+def _check_report(path: Path) -> None:
+    """Before anything is measured."""
+    from cute_attn.api.tune_report import check_report
+
+    with _one_line():
+        check_report(path)
+
+
+def _report(database: Path, path: Path) -> None:
+    from cute_attn.api.tune_report import write_report
+    from cute_attn.tuning.files import read
+
+    with _one_line():
+        typer.echo(f"report: {write_report(read(database), path)}")
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """What is wrong with a report's path is said in one line."""
+    try:
+        yield
+    except (ModuleNotFoundError, OSError) as error:
+        raise typer.BadParameter(str(error), param_hint="--report") from error
 
 
 class _CompileBar:
@@ -186,6 +222,7 @@ def _measure(
     device: int | None,
     out: Path | None,
     jobs: int | None,
+    report: Path | None,
     *,
     again: bool,
     as_json: bool,
@@ -211,6 +248,9 @@ def _measure(
     except KeyboardInterrupt:
         typer.echo("interrupted: what was measured is stored, the next run goes on", err=True)
         raise typer.Exit(130) from None
+    if report is not None and found.path.exists():
+        with _one_line():
+            found.write_report(report)
     if as_json:
         facts = {
             "file": str(found.path),
@@ -223,21 +263,8 @@ def _measure(
         typer.echo(json.dumps(facts, indent=2))
         return
     _print(found)
-
-
-def _report(path: Path, database: Path | None, device: int | None) -> None:
-    """Draws what a database knows, and says what tells its winners from the tables' kernels."""
-    from cute_attn.api.tuner import known_database
-    from cute_attn.tuning import files, landscape
-    from cute_attn.tuning.reasons import reasons
-
-    found = files.read(database) if database is not None else known_database(device)
-    landscape.save(found, path)
-    for entry in found.entries.values():
-        if entry.taken is not None:
-            typer.echo(f"{entry.step}: {entry.gain:.3f} x with {entry.taken.candidate.label}")
-            typer.echo(f"    {'; '.join(reasons(entry))}")
-    typer.echo(f"picture: {path}")
+    if report is not None:
+        typer.echo(f"report: {report}")
 
 
 def _outcome(entry: Any) -> str:

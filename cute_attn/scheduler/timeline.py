@@ -30,12 +30,17 @@ _MOST_VECTORS = 4000
 _DPI = 150
 
 
-def _figure_class() -> type[Figure]:
+def figure_class(what: str) -> type[Figure]:
+    """Of matplotlib, which draws `what`.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; the message says how to install it.
+    """
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "the timeline is drawn by matplotlib, which is not installed: pip install matplotlib",
+            f"{what} is drawn by matplotlib, which is not installed: pip install matplotlib",
             name=error.name,
         ) from error
     return Figure
@@ -45,7 +50,9 @@ def draw(explanation: Explanation) -> Figure:
     """The timeline as a matplotlib figure, which no window and no pyplot state knows."""
     sizes = [launch.num_sms for launch in explanation.launches]
     sms = max(sizes) if explanation.in_turn else sum(sizes)
-    figure = _figure_class()(figsize=(11, min(max(sms / 16, 4), 9)), layout="constrained")
+    figure = figure_class("the timeline")(
+        figsize=(11, min(max(sms / 16, 4), 9)), layout="constrained"
+    )
     axes = figure.add_subplot()
     colours = _colours(explanation)
     begin = 0.0

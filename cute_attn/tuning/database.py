@@ -16,6 +16,7 @@ one stays.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -126,11 +127,6 @@ class Entry:
             / _computed(measured, default, counts)
         )
 
-    def computed_share(self, candidate: Candidate) -> float:
-        """Query rows that a kernel's tiles compute at the measured step, over those there are."""
-        counts, rows = np.array(self.rows).T
-        return _computed(rows, candidate.tile.q, counts) / int((counts * rows).sum())
-
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
         return {
@@ -186,6 +182,11 @@ class Database:
         """With further entries; those of the same class and key are replaced."""
         more = {(entry.kernel_class, entry.key): entry for entry in entries}
         return replace(self, entries={**self.entries, **more})
+
+    @property
+    def digest(self) -> str:
+        """Eight hex digits of all that it holds, for records."""
+        return hashlib.sha256(self.text().encode()).hexdigest()[:8]
 
     def text(self) -> str:
         """The file: entries in a fixed order, one kernel a line."""

@@ -1,13 +1,15 @@
 """Where databases are, and how several processes write one without losing what others found.
 
 The user's: in `CUTE_ATTN_TUNE_DB`, else in the configuration directory. Those that come with the
-package: cute_attn/tuning/data. Of entries for the same steps the user's are taken.
+package: cute_attn/tuning/data. Of entries for the same steps the user's are taken. A file is named
+after its GPU; others are not looked into.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from cute_attn.tuning.database import Database, DatabaseError, Entry
 logger = logging.getLogger("cute_attn")
 
 SHIPPED = Path(__file__).parent / "data"
+"""The databases that come with the package."""
 
 
 def default_path(name: str, sms: int) -> Path:
@@ -27,12 +30,16 @@ def default_path(name: str, sms: int) -> Path:
     Args:
         name, sms: of the GPU, as CUDA names it.
     """
-    directory = env.TUNE_DB.get()
-    if directory is None:
-        import platformdirs  # not needed where a directory is named
+    return _user_directory() / cost_files.file_name(name, sms)
 
-        directory = Path(platformdirs.user_config_dir("cute_attn", appauthor=False)) / "tuning"
-    return directory / cost_files.file_name(name, sms)
+
+def _user_directory() -> Path:
+    directory = env.TUNE_DB.get()
+    if directory is not None:
+        return directory
+    import platformdirs  # not needed where a directory is named
+
+    return Path(platformdirs.user_config_dir("cute_attn", appauthor=False)) / "tuning"
 
 
 def read(path: Path) -> Database:
@@ -64,21 +71,30 @@ def read_for_gpu(path: Path, name: str, sms: int) -> Database:
     return found
 
 
-def known_of(name: str, sms: int, path: Path | None = None) -> Database | None:
-    """What plans on a GPU look into: the shipped database and the user's, or `path` alone. One that
+def known_of(name: str, sms: int) -> Database | None:
+    """What plans on a GPU look into: the shipped database, and the user's laid over it. One that
     cannot be used is ignored, and said so once.
 
     Args:
         name, sms: of the GPU.
-        path: a database; default: as above.
     """
-    places = [SHIPPED / cost_files.file_name(name, sms), default_path(name, sms)]
     found: Database | None = None
-    for place in [path] if path is not None else places:
+    for place in (SHIPPED / cost_files.file_name(name, sms), default_path(name, sms)):
         one = _usable(place, _changed(place), name, sms)
         if one is not None:
             found = one if found is None else found.with_entries(one.entries.values())
     return found
+
+
+def known_of_arch(arch: str) -> list[Database]:
+    """What plans on GPUs of an architecture look into, one database a kind of GPU."""
+    gpus = set()
+    for path in [*SHIPPED.glob("*.json"), *_user_directory().glob("*.json")]:
+        with suppress(DatabaseError):  # which plans ignore, and say so
+            one = read(path)
+            if one.arch == arch and path.name == cost_files.file_name(one.name, one.sms):
+                gpus.add((one.name, one.sms))
+    return [found for gpu in sorted(gpus) if (found := known_of(*gpu)) is not None]
 
 
 def _changed(path: Path) -> int | None:

@@ -68,11 +68,6 @@ def step_key(
     )
 
 
-def rows_per_sm(key: StepKey) -> float:
-    """Packed query rows of all requests and KV heads per SM, as coarsely as the key knows them."""
-    return float(2 ** (key.load / _STEPS))
-
-
 def _log(value: float) -> int:
     return round(_STEPS * math.log2(value)) if value > 0 else 0
 

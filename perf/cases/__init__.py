@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from cute_attn import KernelSpec, UnsupportedSpecError
+from cute_attn import KernelSpec, Problem, UnsupportedSpecError
 from perf.cases.case import Case, lengths
 from perf.cases.prefill import PREFILL_TOKENS, prefill, prefill_dense, prefill_paged
 from perf.cases.serving import decode, few_tokens, mixed, steps
@@ -17,6 +17,7 @@ __all__ = [
     "PREFILL_TOKENS",
     "Case",
     "all_cases",
+    "all_problems",
     "all_specs",
     "decode",
     "few_tokens",
@@ -56,3 +57,9 @@ def all_specs(arch: str, sections: Collection[str] = ()) -> list[KernelSpec]:
         if case.sec in _INVARIANT_SECTIONS:
             specs |= {spec.name: spec for spec in case.invariant_specs(arch)}
     return list(specs.values())
+
+
+def all_problems(arch: str, sections: Collection[str] = ()) -> list[Problem]:
+    """What the kernels of all benchmarks, or of some sections, are chosen by; none twice."""
+    wanted = [case for case in all_cases() if not sections or case.sec in sections]
+    return list(dict.fromkeys(case.problem(arch) for case in wanted))

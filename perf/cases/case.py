@@ -130,7 +130,7 @@ class Case:
         Raises:
             UnsupportedSpecError: there is none.
         """
-        problem = self._problem(arch)
+        problem = self.problem(arch)
         band = self.variant.band.resolve(self.variant.values(self.scalars))
         long = is_long(problem, np.array(self.q_lens), np.array(self.kv_lens), band)
         rows, q_len = max(self.q_lens) * self.group, np.array(self.q_lens)
@@ -146,7 +146,7 @@ class Case:
         return parts_of(
             self.q_lens,
             self.kv_lens,
-            self._problem(arch),
+            self.problem(arch),
             num_kv_heads=self.num_kv_heads,
             num_sms=H200.sms,
             scalars=self.scalars,
@@ -155,10 +155,11 @@ class Case:
 
     def invariant_specs(self, arch: str) -> list[KernelSpec]:
         """The kernels that serve it with batch_invariant=True, some perhaps not needed."""
-        kernels = FixedKernels(self._problem(arch), self.num_kv_heads, H200.sms, None)
+        kernels = FixedKernels(self.problem(arch), self.num_kv_heads, H200.sms, None)
         return [kernels.prefill, kernels.decode] if max(self.q_lens) > 1 else [kernels.decode]
 
-    def _problem(self, arch: str) -> Problem:
+    def problem(self, arch: str) -> Problem:
+        """What its kernels are chosen by on a device of `arch`, beside the lengths."""
         return Problem(
             arch,
             self.dtype,

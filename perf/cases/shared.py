@@ -135,9 +135,9 @@ def predicted_us(made: CompositeAttention, case: SharedCase) -> float:
     """Time of the attention launches on an H200, by the simulator; not of the copy of query rows
     and the merge of states."""
     kv, rows = stacked(made, case)
-    problem = _problem("sm_90a")
-    step = make_step(rows, kv, problem.variant, None, torch.device("cpu"))
-    parts = parts_of_step(step, problem, num_kv_heads=KV_HEADS, num_sms=H200.sms)
+    asked = problem("sm_90a")
+    step = make_step(rows, kv, asked.variant, None, torch.device("cpu"))
+    parts = parts_of_step(step, asked, num_kv_heads=KV_HEADS, num_sms=H200.sms)
     plans, timings = [part.plan() for part in parts], [timing_of(part.spec) for part in parts]
     first = parts[0]
     in_turn = len(parts) == 2 and first.num_blocks == H200.sms * first.spec.tile.blocks_per_sm
@@ -147,13 +147,14 @@ def predicted_us(made: CompositeAttention, case: SharedCase) -> float:
     return max(report.predicted_us for report in simulate_plans(plans, timings))
 
 
-def _problem(arch: str) -> Problem:
+def problem(arch: str) -> Problem:
+    """What the kernels of the cases are chosen by."""
     return Problem(arch, "bf16", DIM, DIM, HEADS // KV_HEADS, causal(), PAGE_SIZE)
 
 
 def shared_specs(arch: str) -> list[KernelSpec]:
     """Attention kernels of the cases."""
-    return all_specs(_problem(arch))
+    return all_specs(problem(arch))
 
 
 def shared_merge(arch: str) -> GeneratedKernel:

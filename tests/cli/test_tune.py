@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from cute_attn.cli.main import app
 from cute_attn.runtime import device_count
-from cute_attn.tuning.files import SHIPPED
+from cute_attn.tuning import store
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,10 @@ def test_compile_only_fills_the_cache(tmp_path: Path, monkeypatch: pytest.Monkey
         (("--compile-only", "--arch", "sm_90a", "--match", "nothing"), 1, "match is 'nothing'"),
         (("--seconds", "0"), 2, "--seconds"),
         (("--candidates", "0"), 2, "--candidates"),
+        (("--database", "x.json"), 2, "it takes --report"),
+        (("--report", "x.png"), 1, "ends in .html"),
+        (("--report", "x.html", "--list"), 2, "nothing is measured"),
+        (("--report", "x.html", "--database", "none.json"), 1, "none.json: cannot be read"),
     ],
 )
 def test_bad_input(words: tuple[str, ...], code: int, message: str) -> None:
@@ -62,26 +66,19 @@ def test_without_a_gpu_it_says_so() -> None:
     assert errors.count("\n") == 1 and "there is none" in errors
 
 
+def test_report_of_a_database(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="extra `plot`")
+    path, page = tmp_path / "db.json", tmp_path / "x.html"
+    store(path, [], name="NVIDIA H200", sms=132, arch="sm_90a")
+    code, text, _ = run("--report", str(page), "--database", str(path))
+    assert (code, text) == (0, f"report: {page}\n")
+    assert "Tuning of NVIDIA H200" in page.read_text()
+    code, _, errors = run("--report", str(tmp_path / "no" / "x.html"), "--database", str(path))
+    assert code == 2 and "No such file" in errors
+
+
 def test_list_names_steps() -> None:
     code, text, _ = run("--list", "--match", "decode")
     assert code == 0
     lines = text.splitlines()
     assert len(lines) > 5 and all(line.startswith("decode") for line in lines)
-
-
-def test_a_report_needs_no_gpu(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    path, database = tmp_path / "landscape.svg", SHIPPED / "nvidia-h200-132-sms.json"
-    code, text, _ = run("--report", str(path), "--database", str(database))
-    assert code == 0 and path.read_text().startswith("<?xml")
-    assert "1.147 x with ampere_decode 8x64x2 128t b4" in text
-    code, _, error = run("--report", str(tmp_path / "a.txt"), "--database", str(database))
-    assert code == 1 and "Format 'txt' is not supported" in error
-    code, _, error = run("--report", str(path), "--database", str(tmp_path / "none.json"))
-    assert code == 1 and "none.json: cannot be read" in error
-
-
-@pytest.mark.skipif(device_count() > 0, reason="there is a GPU")
-def test_a_report_of_no_gpu_asks_for_a_database(tmp_path: Path) -> None:
-    code, _, error = run("--report", str(tmp_path / "landscape.svg"))
-    assert code == 1 and "--database" in error

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cute_attn.tuning import DatabaseError, store
 from perf import records
 
 
@@ -29,4 +30,14 @@ def test_first_row_says_what_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
     first = records.environment("nvrtc-1.2.3")
     assert {"gpu", "driver", "torch", "toolchain", "commit", "command", "date"} <= first.keys()
     assert first["toolchain"] == "nvrtc-1.2.3" and first["commit"] == "abc123"
+    assert first["tuning"] == ""
     json.dumps(first)
+
+
+def test_first_row_names_the_tune_database(tmp_path: Path) -> None:
+    path = tmp_path / "db.json"
+    known = store(path, [], name="NVIDIA H200", sms=132, arch="sm_90a")
+    assert records.environment("", database=path)["tuning"] == f"0 steps, {known.digest}"
+    path.write_text("{}")
+    with pytest.raises(DatabaseError, match=r"db\.json"):
+        records.environment("", database=path)
