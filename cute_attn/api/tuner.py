@@ -22,7 +22,7 @@ from cute_attn.api.tuned import class_of
 from cute_attn.runtime.build import known_toolchains, toolchain_in_use
 from cute_attn.runtime.device import DeviceInfo, current_device, device_count, device_info
 from cute_attn.runtime.errors import DriverError
-from cute_attn.runtime.pool import Result
+from cute_attn.runtime.pool import Progress
 from cute_attn.tuning import Bench, Entry, TuneStep, default_path, default_steps, search_step, store
 from cute_attn.tuning.files import read, read_for_gpu
 from cute_attn.tuning.kernel_class import KernelClass
@@ -31,7 +31,9 @@ from cute_attn.tuning.step import StepKey
 SMS = {"sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90": 132, "sm_90a": 132}
 """SMs of the best-known GPU of an architecture, for machines that have none."""
 
-CompileProgress = Callable[[int, int, Result], None]
+_COMPILING = 0.5
+"""Share of the time that compiling may take."""
+
 StepProgress = Callable[[int, int, str, "Entry | None"], None]
 
 
@@ -74,7 +76,7 @@ def compile_candidates(
     match: str = "",
     candidates: int | None = None,
     jobs: int | None = None,
-    progress: CompileProgress | None = None,
+    progress: Progress | None = None,
 ) -> Compiled:
     """Fills the cache with what `tune` measures on another machine; needs no GPU.
 
@@ -110,7 +112,7 @@ def tune(
     path: str | Path | None = None,
     again: bool = False,
     jobs: int | None = None,
-    compile_progress: CompileProgress | None = None,
+    compile_progress: Progress | None = None,
     progress: StepProgress | None = None,
 ) -> Tuning:
     """Measures a GPU, on which nothing else should run meanwhile, and writes what was found.
@@ -121,7 +123,8 @@ def tune(
     Args:
         steps: what is tuned; default: steps over head dims, groups, pages and both dtypes.
         device: ordinal; default: the current one.
-        seconds: time that it may take, compiling included; default: as long as it takes.
+        seconds: time that it may take, of which compiling may have half; default: as long as it
+            takes. What has begun is finished: a few kernels, a burst.
         match: only steps whose name contains this; kernels are tried as for all of them.
         candidates: kernels of a class of steps that are tried, beside those of the tables;
             default: 16.
@@ -156,7 +159,14 @@ def tune(
         constants=constants,
     )
     found = _matching(found, match)
-    compiled = compile_contests(found, jobs=jobs, progress=compile_progress)
+    # In an order in which little time reaches all kinds of steps.
+    random.Random(0).shuffle(found)
+    compiled = compile_contests(
+        found,
+        jobs=jobs,
+        progress=compile_progress,
+        deadline=None if seconds is None else begin + seconds * _COMPILING,
+    )
     with torch.cuda.device(info.index):
         return measure_contests(
             compiled,
@@ -206,10 +216,8 @@ def measure_contests(
         known = read_for_gpu(path, info.name, info.num_sms).entries
     sms = info.num_sms
     todo = [one for one in compiled.contests if not _is_known(one, known, sms, made)]
-    # In an order in which little time reaches all kinds of steps.
-    random.Random(0).shuffle(todo)
     entries: list[Entry] = []
-    left = too_large = 0
+    left, too_large = compiled.left, 0
     for done, contest in enumerate(todo, 1):
         entry: Entry | None = None
         if deadline is not None and time.monotonic() >= deadline:

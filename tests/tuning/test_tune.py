@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from cute_attn.api import tune_kernels
 from cute_attn.api.batch import BatchAttention
 from cute_attn.api.kernel_choice import KernelChoice
 from cute_attn.api.shape import BatchShape
@@ -58,7 +59,7 @@ def landscape(candidate: Candidate) -> float:
 
 def compiled(steps: list[TuneStep], info: DeviceInfo, **options: object) -> Compiled:
     found = contests(steps, info.arch, info.num_sms, **options)  # type: ignore[arg-type]
-    return Compiled(found, sum(len(one.specs) for one in found), 0, 0, ())
+    return Compiled(found, 0, sum(len(one.specs) for one in found), 0, 0, ())
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +135,31 @@ def test_the_budget_ends_it(h200: DeviceInfo, tmp_path: Path) -> None:
     made = compiled(STEPS, h200)
     found = measure_contests(made, bench, h200, path, deadline=time.monotonic() + 0.15)
     assert found.left > 0 and found.left + len(found.entries) == len(STEPS)
+
+
+def test_the_budget_ends_compiling(h200: DeviceInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is ready by then is measured, steps of other kernels are left."""
+    plain = [replace(s, num_qo_heads=s.num_kv_heads * 4) for s in STEPS]
+    found = contests(plain[1:], h200.arch, h200.num_sms, most=1)
+    monkeypatch.setattr(tune_kernels, "_AT_ONCE", 1)
+    told: list[tuple[int, int]] = []
+    everything = tune_kernels.compile_contests(found, jobs=1)
+    assert everything.left == 0 and len(everything.contests) == 2
+    tune_kernels.compile_contests(
+        found[:1], jobs=1, progress=lambda done, total, _: told.append((done, total))
+    )
+    needed = told[-1][1]
+    deadline = time.monotonic() + 2  # all of them are in the cache now
+
+    def wait(done: int, total: int, _: object) -> None:
+        told.append((done, total))
+        if done == needed:
+            time.sleep(2)
+
+    made = tune_kernels.compile_contests(found, jobs=1, deadline=deadline, progress=wait)
+    assert [c.step.name for c in made.contests] == ["long prompts"]
+    assert made.left == 1 and made.configurations == len(made.contests[0].specs)
+    assert told[-1][0] == needed < told[-1][1]
 
 
 def choice(info: DeviceInfo, tuned: Tuned | None) -> KernelChoice:
