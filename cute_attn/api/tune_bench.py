@@ -10,17 +10,16 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Mapping
 
 import torch
 
 from cute_attn.api import dispatch
 from cute_attn.api.batch import BatchAttention
 from cute_attn.api.step import Step
+from cute_attn.api.tune_tensors import step_tensors
 from cute_attn.api.tuned import Tuned, TunedProblem
 from cute_attn.codegen.spec import KernelSpec
-from cute_attn.formats import KVFormat, PagedKV, RaggedKV
 from cute_attn.runtime.device import DeviceInfo
 from cute_attn.runtime.errors import DriverError
 from cute_attn.tuning import Candidate, Database, TuneStep
@@ -33,7 +32,6 @@ _BURST_US = 15_000.0
 _GRAPH_RUNS = 8  # at least, in one graph
 _ROTATION = 4  # K and V that a rotation of caches holds at least, in sizes of L2
 _MAX_CACHES = 48
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 MOST_ERROR = {"bf16": 5e-3, "fp16": 8e-4}
 """Relative to the default's output (Frobenius): both are rounded, once in P and once at the end."""
@@ -103,25 +101,16 @@ class CudaSession:
     def __init__(
         self, step: TuneStep, specs: Mapping[Candidate, KernelSpec], info: DeviceInfo
     ) -> None:
-        device, dtype = torch.device("cuda", info.index), _DTYPES[step.dtype]
-        generator = torch.Generator(device).manual_seed(0)
-
-        def normal(*shape: int) -> torch.Tensor:
-            empty = torch.empty(shape, dtype=dtype, device=device)
-            return empty.normal_(generator=generator)
-
-        rows = [*accumulate(step.q_lens, initial=0)]
-        self._q = normal(rows[-1], step.num_qo_heads, step.head_dim)
-        self._out = self._q.new_empty(rows[-1], step.num_qo_heads, step.head_dim_vo)
-        kv_format, shapes = _kv(step)
         count = min(_MAX_CACHES, 1 + _ROTATION * info.l2_bytes // max(step.kv_bytes, 1))
-        self._caches = [[normal(*shape) for shape in shapes] for _ in range(count)]
+        self._tensors = step_tensors(step, torch.device("cuda", info.index), count=count)
+        self._q, self._caches = self._tensors.q, self._tensors.caches
+        self._out = self._q.new_empty(*self._q.shape[:2], step.head_dim_vo)
         self._runs = count * -(-_GRAPH_RUNS // count)
         self._batches: dict[Candidate, BatchAttention] = {}
         self._graphs: dict[Candidate, torch.cuda.CUDAGraph] = {}
         for candidate, spec in specs.items():
             try:
-                self._add(candidate, spec, step, kv_format, info)
+                self._add(candidate, spec, step, info)
             except DriverError as error:
                 if not self._graphs:  # the default
                     raise
@@ -130,12 +119,7 @@ class CudaSession:
         self._wanted = self._output(self.candidates[0])
 
     def _add(
-        self,
-        candidate: Candidate,
-        spec: KernelSpec,
-        step: TuneStep,
-        kv_format: KVFormat,
-        info: DeviceInfo,
+        self, candidate: Candidate, spec: KernelSpec, step: TuneStep, info: DeviceInfo
     ) -> None:
         batch = BatchAttention(
             step.num_qo_heads,
@@ -147,7 +131,8 @@ class CudaSession:
             device=self._q.device,
             tuning=OneKernel(spec, candidate.toolchain, info),
         )
-        batch.plan([*accumulate(step.q_lens, initial=0)], kv_format, scalars=dict(step.scalars))
+        tensors = self._tensors
+        batch.plan(tensors.qo_indptr, tensors.kv_format, scalars=dict(step.scalars))
         self._graphs[candidate] = self._captured(batch)
         self._batches[candidate] = batch
 
@@ -191,21 +176,6 @@ class CudaSession:
             for index in range(self._runs):
                 self._run(batch, index)
         return graph
-
-
-def _kv(step: TuneStep) -> tuple[KVFormat, Sequence[tuple[int, ...]]]:
-    """The format of K and V, pages shuffled, and the shapes of their tensors."""
-    heads = step.num_kv_heads
-    if step.page_size is None:
-        tokens = sum(step.kv_lens)
-        shapes = [(tokens, heads, step.head_dim), (tokens, heads, step.head_dim_vo)]
-        return RaggedKV([*accumulate(step.kv_lens, initial=0)]), shapes
-    counts = [-(-keys // step.page_size) for keys in step.kv_lens]
-    order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(0))
-    pairs = zip(step.kv_lens, counts, strict=True)
-    last = [keys - (pages - 1) * step.page_size for keys, pages in pairs]
-    kv_format = PagedKV([*accumulate(counts, initial=0)], order.int(), last, step.page_size)
-    return kv_format, [(sum(counts), 2, step.page_size, heads, step.head_dim)]
 
 
 def _replay_us(graph: torch.cuda.CUDAGraph) -> float:

@@ -41,6 +41,7 @@ from tests.gpu import (
     own_template,
     row_cases,
     stress,
+    tuning_cases,
     variant_cases,
 )
 from tests.gpu.batches import variant_of
@@ -145,7 +146,7 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
     ]
     specs += all_specs(replace(serving_problem(arch, 16), variant=causal() & sliding_window()))
     specs += invariant_kernels(arch)
-    for cases in (variant_cases, row_cases, function_cases, own_template, dual_chunk):
+    for cases in (variant_cases, row_cases, function_cases, own_template, dual_chunk, tuning_cases):
         specs += cases.kernels(arch)
     if arch == "sm_90a":  # see test_rising, test_neighbours, test_queries
         for case in stress.DECODES:
