@@ -1,5 +1,5 @@
 """`cute-attn info`: devices, driver, versions, compilers (best first), kernel cache, constants for
-planning, environment.
+planning, tune databases, environment.
 
 `collect` gathers plain JSON values and never fails: where something is absent (no driver, no torch,
 no compiler) the value says why. Nothing here imports torch or creates a CUDA context.
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import cute_attn
+from cute_attn.cli import tune_databases
 from cute_attn.cli.terminal import output, table
 from cute_attn.runtime import (
     DiskCache,
@@ -74,6 +75,7 @@ def collect() -> dict[str, Any]:
         "toolchains": _toolchains(),
         "cache": _cache(),
         "costs": _costs(),
+        "tuning": _tuning(),
         "environment": _environment(),
     }
 
@@ -165,6 +167,14 @@ def _costs_in(path: Path, index: int | None, read: Callable[[], Constants]) -> d
     return facts
 
 
+def _tuning() -> list[dict[str, Any]]:
+    gpus = []
+    with suppress(DriverError):
+        infos = [device_info(index) for index in range(device_count())]
+        gpus = [(info.index, info.name, info.num_sms) for info in infos]
+    return tune_databases.collect(gpus)
+
+
 def _environment() -> list[dict[str, str | None]]:
     return [{"name": name, "value": value, "help": text} for name, value, text in env.table()]
 
@@ -179,6 +189,7 @@ def render(facts: dict[str, Any], console: Console) -> None:
 
     _render_cache(facts["cache"], console)
     _render_costs(facts["costs"], console)
+    tune_databases.render(facts["tuning"], console)
 
     packages = table("package", "version")
     for name, version in facts["packages"].items():

@@ -86,13 +86,27 @@ def known_of(name: str, sms: int) -> Database | None:
     return found
 
 
+def places() -> list[Path]:
+    """Files of the package, then the user's."""
+    return [
+        path
+        for directory in (SHIPPED, _user_directory())
+        for path in sorted(directory.glob("*.json"))
+    ]
+
+
+def is_named_after_its_gpu(path: Path, database: Database) -> bool:
+    """Whether plans look into a file, as far as its name is concerned."""
+    return path.name == cost_files.file_name(database.name, database.sms)
+
+
 def known_of_arch(arch: str) -> list[Database]:
     """What plans on GPUs of an architecture look into, one database a kind of GPU."""
     gpus = set()
-    for path in [*SHIPPED.glob("*.json"), *_user_directory().glob("*.json")]:
+    for path in places():
         with suppress(DatabaseError):  # which plans ignore, and say so
             one = read(path)
-            if one.arch == arch and path.name == cost_files.file_name(one.name, one.sms):
+            if one.arch == arch and is_named_after_its_gpu(path, one):
                 gpus.add((one.name, one.sms))
     return [found for gpu in sorted(gpus) if (found := known_of(*gpu)) is not None]
 

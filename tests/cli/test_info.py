@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import cute_attn
+from cute_attn.cli import tune_databases
+from cute_attn.tuning import store
 
 WITHOUT_TORCH = """
 import sys
@@ -55,6 +57,26 @@ def test_a_hidden_gpu_is_no_error() -> None:
     driver = facts(CUDA_VISIBLE_DEVICES="")["driver"]
     assert driver["devices"] == []
     assert driver["problem"]
+
+
+def test_tune_databases_are_listed(tmp_path: Path) -> None:
+    mine = tmp_path / "nvidia-a100-108-sms.json"
+    store(mine, [], name="NVIDIA A100", sms=108, arch="sm_80")
+    store(tmp_path / "other.json", [], name="NVIDIA A100", sms=108, arch="sm_80")
+    (tmp_path / "z.json").write_text("{}")
+    found = facts(CUTE_ATTN_TUNE_DB=str(tmp_path))["tuning"]
+    own, other, bad = found[-3:]
+    assert (own["file"], own["gpu"], own["sms"], own["steps"]) == (str(mine), "NVIDIA A100", 108, 0)
+    assert own["problem"] is None and "not named after its GPU" in other["problem"]
+    assert "version is None" in bad["problem"] and bad["gpu"] is None
+    shipped = [one for one in found if "cute_attn/tuning/data" in one["file"]]
+    assert shipped and all(one["winners"] > 0 and one["problem"] is None for one in shipped)
+    text = run("-m", "cute_attn.cli", "info", CUTE_ATTN_TUNE_DB=str(tmp_path)).stdout
+    assert str(mine) in text and "NVIDIA H200, 132 SMs" in text
+    gpus = [(0, "NVIDIA H200", 132), (1, "NVIDIA A100", 108)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUTE_ATTN_TUNE_DB", str(tmp_path))
+        assert [one["devices"] for one in tune_databases.collect(gpus)[-3:]] == [[1], [], []]
 
 
 def test_default_toolchain_is_the_best_available() -> None:
