@@ -24,7 +24,6 @@ from dataclasses import dataclass
 ELEMENT_BYTES = 2
 PIECE_ELEMENTS = 16 // ELEMENT_BYTES
 SWIZZLE_ROWS = 8  # after as many rows the pattern repeats
-PANEL_ALIGNMENT = 1024  # bytes, of every tile; the swizzle looks at address bits
 
 
 def panel_columns(columns: int) -> int:
