@@ -36,7 +36,7 @@ def kernels(only: str | None, arch: str, sections: Sequence[str] = ()) -> list[s
         own = specs.with_merges(cases.all_specs(arch, sections))
         if not sections:
             own += [*specs.with_merges(variant_specs(arch)), *specs.planner_kernels(arch)]
-            own += [*specs.with_merges(shared.shared_specs(arch)), shared.shared_merge(arch)]
+            own += [*specs.with_merges(shared.shared_specs(arch)), *shared.row_kernels(arch)]
         found |= {kernel.name: kernel for kernel in own}
     return list(found.values())
 

@@ -1,6 +1,6 @@
-"""Architecture-neutral kernels: merge of partial results, merge of states and of levels, append
-to a cache, the planner of decode steps, ranges of tensors; and samples of hooks, which are looked
-at only.
+"""Architecture-neutral kernels: merge of partial results, merge of states and of levels, copies of
+query rows, append to a cache, the planner of decode steps, ranges of tensors; and samples of hooks,
+which are looked at only.
 
 Each module has an `emit_*` that returns a `GeneratedKernel` and a `*_grid` that says how to launch
 it.
@@ -17,6 +17,11 @@ from cute_attn.codegen.kernels.block_ranges import (
     block_ranges_grid,
     emit_block_ranges,
     range_tables,
+)
+from cute_attn.codegen.kernels.copy_rows import (
+    copy_rows_params,
+    copy_rows_sizes,
+    emit_copy_rows,
 )
 from cute_attn.codegen.kernels.hook_sample import SAMPLED, emit_hook_sample
 from cute_attn.codegen.kernels.merge import emit_merge, merge_grid
@@ -42,8 +47,11 @@ __all__ = [
     "append_grid",
     "append_params",
     "block_ranges_grid",
+    "copy_rows_params",
+    "copy_rows_sizes",
     "emit_append",
     "emit_block_ranges",
+    "emit_copy_rows",
     "emit_hook_sample",
     "emit_merge",
     "emit_merge_rows",

@@ -16,6 +16,7 @@ from cute_attn.codegen.kernels.common import (
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
+from cute_attn.codegen.spec import has_dependent_launch
 
 
 @cache
@@ -62,8 +63,19 @@ def emit_merge_rows(arch: str, dtype: str, head_dim: int) -> GeneratedKernel:
         params=cpp_struct(params),
         element=ELEMENTS[dtype],
         split=split,
+        dependent_launch=has_dependent_launch(arch),
     )
-    return GeneratedKernel(name, text, arch, split.threads, 0, 1, params, (INCLUDE_DIR,))
+    return GeneratedKernel(
+        name,
+        text,
+        arch,
+        split.threads,
+        0,
+        1,
+        params,
+        (INCLUDE_DIR,),
+        dependent_launch=has_dependent_launch(arch),
+    )
 
 
 def merge_rows_grid(head_dim: int, num_rows: int) -> tuple[int, int, int]:

@@ -16,10 +16,17 @@ from cute_attn.api.plan_buffer import PlanBuffer
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.small_kernels import ready
 from cute_attn.api.stream_order import StreamOrder
-from cute_attn.codegen.kernels import emit_merge_rows, merge_rows_grid
+from cute_attn.codegen.kernels import (
+    copy_rows_sizes,
+    emit_copy_rows,
+    emit_merge_rows,
+    merge_rows_grid,
+)
 from cute_attn.formats.stack import Stack
 from cute_attn.reference import merge_rows
 from cute_attn.runtime.device import device_info
+
+_VECTOR = 8  # elements of q that are copied at a time
 
 
 class RowMerge:
@@ -48,8 +55,8 @@ class RowMerge:
         self._capacity = 0
         self._host: tuple[npt.NDArray[np.int64], ...] = ()
         self._buffer: PlanBuffer | None = None
-        self._kernel: Kernel | None = None
-        self._arguments: Arguments
+        self._kernels: tuple[Kernel, Kernel] | None = None  # copy, merge
+        self._arguments: tuple[Arguments, Arguments]
         self._on_host = on_host
         self._order = None if on_host else StreamOrder(shape.device)
         self._uploaded: torch.cuda.Event | None = None
@@ -108,14 +115,29 @@ class RowMerge:
     def copy(self, q: torch.Tensor) -> torch.Tensor:
         """(count, num_qo_heads, head_dim_qk) copies of query rows."""
         taken = self.q[: self.count]
-        if self._order is not None and self._elsewhere():
-            assert self._uploaded is not None
-            self._order.before_run(self._uploaded)
         if self._buffer is None:
             rows = torch.from_numpy(self._host[0])
             taken[: rows.numel()] = q[rows]
-        else:
-            torch.index_select(q, 0, self._buffer.memory[: self.count], out=taken)
+            return taken
+        if self.count == 0:
+            return taken
+        assert self._order is not None
+        if self._elsewhere():
+            assert self._uploaded is not None
+            self._order.before_run(self._uploaded)
+        shape = self._shape
+        vectors, blocks = copy_rows_sizes(shape.num_qo_heads, shape.head_dim_qk)
+        kernel, arguments = self._ready()[0], self._arguments[0]
+        arguments.set(
+            q=q.data_ptr(),
+            rows=self._buffer.address,
+            copies=taken.data_ptr(),
+            token_stride=q.stride(0) // _VECTOR,
+            head_stride=q.stride(1) // _VECTOR,
+            row_vectors=vectors,
+            row_blocks=blocks,
+        )
+        self._launch(kernel, (self.count * blocks, 1, 1), arguments)
         return taken
 
     def merge(self, out: torch.Tensor, lse: torch.Tensor | None) -> None:
@@ -132,13 +154,10 @@ class RowMerge:
             return
         if tokens == 0:
             return
-        device, shape = self._shape.device, self._shape
-        if self._kernel is None:
-            arch = emitter_arch(device_info(device.index).arch, AMPERE_DECODE)
-            self._kernel = _kernel(arch, checks.DTYPE_NAMES[shape.dtype], shape.head_dim_vo)
-            self._arguments = self._kernel.arguments()  # a launch copies them
+        shape = self._shape
+        kernel, arguments = self._ready()[1], self._arguments[1]
         step = 4 * (self._capacity + 1)
-        self._arguments.set(
+        arguments.set(
             v=self.out.data_ptr(),
             lse=self.lse.data_ptr(),
             state_indptr=self._buffer.address + 4 * step,
@@ -151,11 +170,25 @@ class RowMerge:
             num_heads=shape.num_qo_heads,
         )
         grid = merge_rows_grid(shape.head_dim_vo, tokens * shape.num_qo_heads)
-        stream = torch.cuda.current_stream(device).cuda_stream
-        with torch.cuda.device(device):
-            self._kernel.launch(grid, stream, self._arguments, device.index)
+        self._launch(kernel, grid, arguments)
         if self._order is not None and self._elsewhere():
             self._order.after_run()
+
+    def _ready(self) -> tuple[Kernel, Kernel]:
+        if self._kernels is None:
+            shape = self._shape
+            arch = emitter_arch(device_info(shape.device.index).arch, AMPERE_DECODE)
+            dtype = checks.DTYPE_NAMES[shape.dtype]
+            copy, merge = _kernels(arch, dtype, shape.head_dim_qk, shape.head_dim_vo)
+            self._kernels = copy, merge
+            self._arguments = copy.arguments(), merge.arguments()  # a launch copies them
+        return self._kernels
+
+    def _launch(self, kernel: Kernel, grid: tuple[int, int, int], arguments: Arguments) -> None:
+        device = self._shape.device
+        stream = torch.cuda.current_stream(device).cuda_stream
+        with torch.cuda.device(device):
+            kernel.launch(grid, stream, arguments, device.index)
 
     def _elsewhere(self) -> bool:
         """Whether the current stream is another than the plan's."""
@@ -173,5 +206,6 @@ class RowMerge:
 
 
 @cache
-def _kernel(arch: str, dtype: str, head_dim: int) -> Kernel:
-    return ready(emit_merge_rows(arch, dtype, head_dim))
+def _kernels(arch: str, dtype: str, head_dim_qk: int, head_dim_vo: int) -> tuple[Kernel, Kernel]:
+    merge = emit_merge_rows(arch, dtype, head_dim_vo)
+    return ready(emit_copy_rows(arch, head_dim_qk)), ready(merge)

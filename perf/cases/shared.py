@@ -13,7 +13,7 @@ from cute_attn import CompositeAttention, KernelSpec, PagedKV, Problem, causal
 from cute_attn.api.dispatch import all_specs
 from cute_attn.api.launches import parts_of_step, timing_of
 from cute_attn.api.step import make_step
-from cute_attn.codegen.kernels import emit_merge_rows
+from cute_attn.codegen.kernels import emit_copy_rows, emit_merge_rows
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.formats import KVFormat
 from cute_attn.scheduler import simulate_plans
@@ -157,6 +157,7 @@ def shared_specs(arch: str) -> list[KernelSpec]:
     return all_specs(problem(arch))
 
 
-def shared_merge(arch: str) -> GeneratedKernel:
-    """The kernel that merges their states."""
-    return emit_merge_rows(arch.removesuffix("a"), "bf16", DIM)
+def row_kernels(arch: str) -> list[GeneratedKernel]:
+    """The kernels that copy their query rows and merge their states."""
+    own = arch.removesuffix("a")
+    return [emit_copy_rows(own, DIM), emit_merge_rows(own, "bf16", DIM)]

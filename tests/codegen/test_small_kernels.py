@@ -11,6 +11,7 @@ import pytest
 
 from cute_attn.codegen.kernels import (
     emit_append,
+    emit_copy_rows,
     emit_merge,
     emit_merge_rows,
     emit_merge_states,
@@ -41,6 +42,7 @@ def kernels() -> list[GeneratedKernel]:
         emit_merge_rows(arch, dtype, dim)
         for arch, dtype, dim in itertools.product(ARCHS, ("bf16", "fp16"), DIMS)
     ]
+    made += [emit_copy_rows(arch, dim) for arch, dim in itertools.product(ARCHS, DIMS)]
     made += [
         emit_append(arch, dtype, dim, dim, rope)
         for arch, dtype, dim, rope in itertools.product(
@@ -61,6 +63,8 @@ def everyday() -> list[GeneratedKernel]:
         emit_merge_states("sm_90", "bf16", 112),
         emit_merge_rows("sm_90", "bf16", 128),
         emit_merge_rows("sm_80", "fp16", 80),
+        emit_copy_rows("sm_90", 192),
+        emit_copy_rows("sm_86", 64),
         emit_append("sm_90a", "bf16", 128, 128),
         emit_append("sm_80", "fp16", 192, 128, "half_split"),
         emit_append("sm_90", "bf16", 80, 80, "half_split"),

@@ -22,7 +22,7 @@ from cute_attn import (
     sliding_window,
 )
 from cute_attn.api.dispatch import all_specs
-from cute_attn.codegen.kernels import emit_merge_rows
+from cute_attn.codegen.kernels import emit_copy_rows, emit_merge_rows
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.formats.radix import from_radix
 from cute_attn.variants.looked_up import looked_up
@@ -227,5 +227,5 @@ def kernels(arch: str) -> list[KernelSpec | GeneratedKernel]:
             problem = Problem(arch, "bf16", DIM, DIM, HEADS // KV_HEADS, variant, tree.page_size)
             for spec in all_specs(problem):
                 found.setdefault(spec.name, spec)
-    merge = emit_merge_rows(arch.removesuffix("a"), "bf16", DIM)
-    return [*found.values(), merge]
+    own = arch.removesuffix("a")
+    return [*found.values(), emit_copy_rows(own, DIM), emit_merge_rows(own, "bf16", DIM)]
