@@ -13,7 +13,7 @@ from typing import NamedTuple
 from cute_attn.api import dispatch
 from cute_attn.api.step import Step
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
-from cute_attn.scheduler import BUILT_IN, Constants, CostModel, pays_in_turn, prefill_sms
+from cute_attn.scheduler import BUILT_IN, Constants, CostModel, level_sms, prefill_sms
 
 
 class Split(NamedTuple):
@@ -72,7 +72,8 @@ class SideBySide:
             return None  # requests of one kind
         split = divide(step, prefill.group)
         tiles = dispatch.geometry(prefill, self._num_kv_heads, step.band)
-        sms = prefill_sms(
+        divides = level_sms if step.kv_format.stacked else prefill_sms
+        sms = divides(
             split.prefill.requests,
             split.decode.requests,
             tiles,
@@ -81,10 +82,6 @@ class SideBySide:
             decode_blocks_per_sm=decode.tile.blocks_per_sm,
             gpu=self._gpu,
         )
-        if sms is None and step.kv_format.stacked:
-            own, gpu = split.decode.requests, self._gpu
-            if pays_in_turn(own, tiles, self._cost, num_sms=self._num_sms, gpu=gpu):
-                sms = self._num_sms
         return None if sms is None else split._replace(prefill_sms=sms)
 
 

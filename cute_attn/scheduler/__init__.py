@@ -10,13 +10,14 @@ from cute_attn.scheduler.decode import DecodeCosts
 from cute_attn.scheduler.explain import Explanation, Launch, explain
 from cute_attn.scheduler.fit import MeasuredLaunch, Measurement, fit_constants
 from cute_attn.scheduler.fixed_pieces import plan_fixed_pieces
+from cute_attn.scheduler.level_launches import level_sms
 from cute_attn.scheduler.memory import PlanMemory
 from cute_attn.scheduler.min_heap import HeapAssignment, plan_min_heap
 from cute_attn.scheduler.plan import Plan
 from cute_attn.scheduler.planner import plan_batch
 from cute_attn.scheduler.prices import Prices, prices_of
 from cute_attn.scheduler.reads import Reads, reads_of
-from cute_attn.scheduler.sharing import pays_in_turn, worth_sharing
+from cute_attn.scheduler.sharing import worth_sharing
 from cute_attn.scheduler.side_by_side import prefill_sms
 from cute_attn.scheduler.simulator import (
     Report,
@@ -60,8 +61,8 @@ __all__ = [
     "WorkspaceSize",
     "explain",
     "fit_constants",
+    "level_sms",
     "max_slots",
-    "pays_in_turn",
     "plan_batch",
     "plan_fixed_pieces",
     "plan_items",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.constants import H200, Gpu
 from cute_attn.scheduler.cost import CostModel
 from cute_attn.scheduler.each import BoolArray, Int64Array
@@ -21,8 +20,6 @@ _CLEARLY = 2.0  # saved over spent: of what is less, half lost on an H200
 _L2_RATE = 2.4  # requests that read the same at once find it in the L2: 2.1 to 2.8 on an H200
 _TILE_ROWS = 64  # packed query rows that a tile computes at least, beyond those of decode
 _DECODE_ROWS = 16
-_LAUNCH_US = 4.0  # what a launch takes beside what it reads: the smallest decodes
-_IN_TURN = 1.5  # of sixteen steps the simulator tells the better way for all but one by this
 
 
 def worth_sharing(
@@ -71,25 +68,6 @@ def worth_sharing(
             kept[node] = True
             saved += less
     return kept if saved > _CLEARLY * STEP_US else np.zeros(keys.size, np.bool_)
-
-
-def pays_in_turn(
-    small: RequestBatch, geometry: Geometry, cost: CostModel, *, num_sms: int, gpu: Gpu = H200
-) -> bool:
-    """Whether requests of few query rows had better follow the large ones in a launch of their own
-    than be items of the same launch, where each takes a large tile.
-
-    Args:
-        small: the requests.
-        geometry, cost: of the kernel of the large ones.
-        num_sms: of the device.
-        gpu: ceilings of a device with `gpu.sms` SMs.
-    """
-    keys, heads = int(small.kv_len.sum()), geometry.num_kv_heads
-    blocks = int((-(-small.kv_len // geometry.tile_kv)).sum())
-    computed = small.num_requests * cost.item(geometry) + blocks * cost.compute_block(geometry)
-    joined = computed * heads / num_sms / 1e3
-    return bool(joined > _IN_TURN * (_LAUNCH_US + _read_us(keys, heads, cost, gpu)))
 
 
 def _read_us(keys: int, num_kv_heads: int, cost: CostModel, gpu: Gpu) -> float:
