@@ -17,7 +17,7 @@ from cute_attn.api.tune_plan import candidate_spec
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
 from cute_attn.runtime.device import DeviceInfo
 from cute_attn.runtime.errors import CacheMissError, ToolchainError
-from cute_attn.tuning import Database, Entry, TunedTable, files
+from cute_attn.tuning import Candidate, Database, Entry, TunedTable, files
 from cute_attn.tuning.kernel_class import KernelClass, kernel_class
 from cute_attn.tuning.step import StepKey, step_key
 
@@ -44,13 +44,13 @@ class Tuned(Compiled):
         return TunedProblem(self, problem, num_kv_heads, num_sms)
 
     def nearest(self, of_kernel: KernelClass, key: StepKey) -> Entry | None:
-        """What was measured of a step nearby, if another kernel than the default won."""
+        """What was measured of a step nearby, if another kernel than the default may be taken."""
         entry = self._table.nearest(of_kernel, key)
-        return None if entry is None or entry.taken is None else entry
+        return None if entry is None or not entry.offers else entry
 
-    def winners(self, of_kernel: KernelClass) -> list[Entry]:
-        """What was measured of steps that take another kernel than the default."""
-        return self._table.winners(of_kernel)
+    def offering(self, of_kernel: KernelClass) -> list[Entry]:
+        """What was measured of steps that may take another kernel than the default."""
+        return self._table.offering(of_kernel)
 
     def prefer(self, spec: KernelSpec, toolchain: str | None) -> None:
         """From now on the kernel of `spec` is made by this compiler, where it is known."""
@@ -82,10 +82,9 @@ class Tuned(Compiled):
 
 @dataclass
 class _Offer:
-    """A kernel for some steps, and what was measured of it."""
+    """A kernel for some steps."""
 
     tuned: Tuned
-    entry: Entry
     spec: KernelSpec
 
     @cached_property
@@ -102,7 +101,8 @@ class TunedProblem:
     ) -> None:
         self._tuned, self._class = tuned, class_of(problem)
         self._problem, self._num_kv_heads, self._num_sms = problem, num_kv_heads, num_sms
-        self._specs: dict[StepKey, _Offer | None] = {}
+        self._entries: dict[StepKey, Entry | None] = {}
+        self._offers: dict[tuple[StepKey, Candidate], _Offer | None] = {}
 
     def spec_of(self, step: Step) -> KernelSpec | None:
         """The kernel of a step; None: that of the tables."""
@@ -118,27 +118,30 @@ class TunedProblem:
             self._num_kv_heads,
             self._num_sms,
         )
-        if key not in self._specs:
-            self._specs[key] = self._offer(key)
-        offer = self._specs[key]
-        if offer is None or offer.entry.gain_at(requests.q_len * self._problem.group) <= 1:
+        if key not in self._entries:
+            self._entries[key] = self._tuned.nearest(self._class, key)
+        entry = self._entries[key]
+        best = None if entry is None else entry.best_at(requests.q_len * self._problem.group)
+        if best is None:
             return None
-        return offer.spec if offer.is_there else None
+        place = (key, best.candidate)
+        if place not in self._offers:
+            spec = self._spec(best.candidate, key)
+            self._offers[place] = None if spec is None else _Offer(self._tuned, spec)
+        offer = self._offers[place]
+        return None if offer is None or not offer.is_there else offer.spec
 
     def all_specs(self) -> list[KernelSpec]:
-        """Every kernel that some step takes."""
-        found = [self._spec(entry, entry.key) for entry in self._tuned.winners(self._class)]
+        """Every kernel that some step may take."""
+        found = [
+            self._spec(offer.candidate, entry.key)
+            for entry in self._tuned.offering(self._class)
+            for offer in entry.offers
+        ]
         return [spec for spec in dict.fromkeys(found) if spec is not None]
 
-    def _offer(self, key: StepKey) -> _Offer | None:
-        entry = self._tuned.nearest(self._class, key)
-        spec = None if entry is None else self._spec(entry, key)
-        return None if entry is None or spec is None else _Offer(self._tuned, entry, spec)
-
-    def _spec(self, entry: Entry, key: StepKey) -> KernelSpec | None:
-        """The kernel that is taken; None where this version has none such."""
-        assert entry.taken is not None
-        candidate = entry.taken.candidate
+    def _spec(self, candidate: Candidate, key: StepKey) -> KernelSpec | None:
+        """A kernel that is taken; None where this version has none such."""
         try:
             spec = candidate_spec(self._problem, candidate, key.kind or None)
         except UnsupportedSpecError:

@@ -21,6 +21,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -34,6 +35,11 @@ IntArray = npt.NDArray[np.integer[Any]]
 
 VERSION = 1
 """Of the format, and of the kernels: raised where old measurements say nothing any more."""
+
+
+OTHERS_GAIN = 1.02
+"""What is to be expected of a kernel that did not win where it was measured: it was measured twice
+only, and padding is not all that differs between steps."""
 
 
 class DatabaseError(ValueError):
@@ -110,22 +116,42 @@ class Entry:
         """Time of the default over that of what is taken."""
         return 1.0 if self.taken is None else self.measured[0].us / self.taken.us
 
-    def gain_at(self, rows: IntArray) -> float:
-        """The gain to expect at a step whose requests have so many packed query rows: tiles of
-        other heights compute more padding at one step than at another."""
+    @cached_property
+    def offers(self) -> tuple[Measured, ...]:
+        """What a step of this class may take: the winner, and of each other height of tiles the
+        fastest, which wins where its tiles hold less padding."""
+        default = self.measured[0]
+        best = {} if self.taken is None else {self.taken.candidate.tile.q: self.taken}
+        least = (self.taken or default).us
+        for one in sorted(self.measured[1:], key=lambda m: m.us):
+            if one.us >= least:  # else it was faster once, and not when it mattered
+                best.setdefault(one.candidate.tile.q, one)
         if self.taken is None:
-            return 1.0
-        taken, default = (m.candidate.tile.q for m in (self.taken, self.measured[0]))
-        if taken == default:
-            return self.gain
+            best.pop(default.candidate.tile.q, None)
+        return tuple(best.values())
+
+    def best_at(self, rows: IntArray) -> Measured | None:
+        """What is expected to be the fastest at a step whose requests have so many packed query
+        rows; None: the default."""
+        found, most = None, 1.0
+        for one in self.offers:
+            gain = self.gain_at(one, rows)
+            if gain > most and (one is self.taken or gain >= OTHERS_GAIN):
+                found, most = one, gain
+        return found
+
+    def gain_at(self, one: Measured, rows: IntArray) -> float:
+        """The time of the default over that of another kernel, to expect at a step whose requests
+        have so many packed query rows: tiles of other heights compute more padding at one step
+        than at another."""
+        gain = self.measured[0].us / one.us
+        tall, default = one.candidate.tile.q, self.measured[0].candidate.tile.q
+        if tall == default:
+            return gain
         counts, measured = np.array(self.rows).T
-        at_step = _computed(rows, default) / _computed(rows, taken)
-        return (
-            self.gain
-            * at_step
-            * _computed(measured, taken, counts)
-            / _computed(measured, default, counts)
-        )
+        at_step = _computed(rows, default) / _computed(rows, tall)
+        here = _computed(measured, default, counts) / _computed(measured, tall, counts)
+        return gain * at_step / here
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""

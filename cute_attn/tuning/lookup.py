@@ -23,12 +23,12 @@ class TunedTable:
         self._nearest: dict[tuple[KernelClass, StepKey], Entry | None] = {}
 
     def __contains__(self, kernel_class: KernelClass) -> bool:
-        """Whether some kernel of a class is taken."""
-        return any(entry.winner is not None for entry in self._entries.get(kernel_class, ()))
+        """Whether some step takes another kernel of a class than the default."""
+        return bool(self.offering(kernel_class))
 
-    def winners(self, kernel_class: KernelClass) -> list[Entry]:
-        """Entries of a class that take another kernel than the default."""
-        return [e for e in self._entries.get(kernel_class, ()) if e.winner is not None]
+    def offering(self, kernel_class: KernelClass) -> list[Entry]:
+        """Entries of a class of which some step takes another kernel than the default."""
+        return [entry for entry in self._entries.get(kernel_class, ()) if entry.offers]
 
     def nearest(self, kernel_class: KernelClass, key: StepKey) -> Entry | None:
         """The entry for a step; None: there is none."""

@@ -182,7 +182,7 @@ def test_plans_take_what_was_found(h200: DeviceInfo, tmp_path: Path) -> None:
     assert tuned is not None
     taken = spec(tuned, 16, 512)
     assert taken.tile == entry.taken.candidate.tile  # type: ignore[attr-defined]
-    assert spec(tuned, 20, 600) == taken  # nearby
+    assert spec(tuned, 20, 560) == taken  # nearby, and in as few tiles
     assert spec(tuned, 2, 8192) == spec(None, 2, 8192)  # far away
     assert spec(tuned, 16, 512, 100) == spec(None, 16, 512, 100)  # beside another launch
     assert tuned_of(h200, False) is None
@@ -284,10 +284,31 @@ def test_a_winner_is_not_taken_where_its_tiles_hold_more_padding() -> None:
     )
     kernels = KernelClass("bf16", 64, 64, 4, "ragged", "causal")
     entry = Entry("step", kernels, StepKey(0, 18, 12, 16), ((64, 512),), (default, taken), 1, {})
-    assert entry.gain_at(np.full(7, 512)) == pytest.approx(1.04)
-    assert entry.gain_at(np.full(40, 600)) == pytest.approx(1.04 * 640 / 768 * 576 / 512)
-    assert entry.gain_at(np.array([576, 0, 1152])) > 1.04  # no padding in tiles of 192
+    assert entry.gain_at(taken, np.full(7, 512)) == pytest.approx(1.04)
+    assert entry.gain_at(taken, np.full(40, 600)) == pytest.approx(1.04 * 640 / 768 * 576 / 512)
+    assert entry.gain_at(taken, np.array([576, 0, 1152])) > 1.04  # no padding in tiles of 192
+    assert entry.best_at(np.full(7, 512)) is entry.best_at(np.full(7, 576)) is taken
+    assert entry.best_at(np.full(40, 600)) is None
     assert Entry.from_json(entry.to_json()) == entry
     for rows in ([], [[1]], [[0, 8]], [[1, 2.0]], "all"):
         with pytest.raises(ValueError, match="rows"):
             Entry.from_json(entry.to_json() | {"rows": rows})
+
+
+def test_the_fastest_of_each_height_is_offered() -> None:
+    """Of 700 rows tiles of 128 and of 192 compute as many, of 640 those of 192 a fifth more."""
+    times = ((128, 128, 69.0), (192, 48, 58.0), (192, 96, 60.0), (128, 64, 63.0), (64, 64, 90.0))
+    measured = tuple(
+        Measured(Candidate("hopper_tile", Tile(q=q, kv=kv, stages=3, threads=384)), us, 0.3, us)
+        for q, kv, us in times
+    )
+    kernels = KernelClass("bf16", 96, 96, 4, "ragged", "causal")
+    entry = Entry("step", kernels, StepKey(0, 19, 15, 22), ((48, 700),), measured, 1, {})
+    assert [(m.candidate.tile.q, m.us) for m in entry.offers] == [(192, 58), (128, 63), (64, 90)]
+    assert entry.best_at(np.full(48, 700)) is measured[1]
+    assert entry.best_at(np.full(48, 640)) is measured[3]
+    slower = tuple(m for m in measured if m.us >= 69)  # what did not win must promise 2 %
+    entry = Entry("step", kernels, StepKey(0, 19, 15, 22), ((48, 700),), slower, None, {})
+    assert [m.candidate.tile.q for m in entry.offers] == [64]
+    assert entry.best_at(np.full(48, 640)) is None
+    assert entry.best_at(np.full(48, 60)) is slower[1]  # half of the padding
