@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from perf import records
-from perf.report import checked, plans, published, rooflines, side_by_side, summary
+from perf.report import checked, composable, plans, published, rooflines, side_by_side, summary
 from perf.report.archive import Archive
 from perf.report.blocks import Section
 
@@ -18,7 +18,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 def sections(archive: Archive) -> list[Section]:
     """All of the page, in order."""
-    makers = (summary, rooflines, side_by_side, plans, published, checked)
+    makers = (summary, rooflines, side_by_side, plans, composable, published, checked)
     return [maker.section(archive) for maker in makers]
 
 

@@ -105,7 +105,7 @@ def test_every_part_has_its_command(made: tuple[Any, Any, str]) -> None:
     parsed = Page(text)
     ids = [section.id for section in sections]
     assert parsed.sections == ids
-    assert set(ids) == {"goals", "rooflines", "peers", "plans", "published", "tests"}
+    assert set(ids) == {"goals", "rooflines", "peers", "plans", "composable", "published", "tests"}
     for block in parsed.blocks:
         if block["rows"] or block["svg"]:
             assert block["commands"], block["title"]
@@ -337,3 +337,22 @@ def test_peers_must_be_right_too(tmp_path: Path) -> None:
     write(tmp_path / "p.txt", {"sec": "A", "cfg": "x", "us": 1.0}, {"sec": "A"})
     with pytest.raises(RecordError, match=r"p\.txt:2: cfg"):
         read_archive(tmp_path, tmp_path / "p.txt")
+
+
+def test_levels_beside_one_format(made: tuple[Any, Any, str]) -> None:
+    """The picture's points and the tables are the record's ratios."""
+    archive, sections, text = made
+    (composable,) = (s for s in sections if s.id == "composable")
+    record = next(r for r in archive.records if r.of("PG") and "predicted" not in r.name)
+    times = {(r["cfg"], r["peer"]): r["us_graph"] for r in record.of("PG", "SP", "MP")}
+    figure, *tables = composable.blocks
+    assert isinstance(figure, Figure) and figure.table is not None
+    rows = [row for block in (figure.table, *tables) for row in block.rows]
+    assert len(rows) == len({cfg for cfg, _ in times})
+    for cfg, *shown in rows:
+        flat, auto, levels = (times[cfg, way] for way in ("flat", "auto", "levels"))
+        assert shown[:5] == [
+            f"{flat:.1f}", f"{auto:.1f}", f"{levels:.1f}", f"{flat / auto:.2f}",
+            f"{flat / levels:.2f}",
+        ]  # fmt: skip
+    assert text.count("mooncake, prompt of 9924") >= 8  # a dot for each number of samples
