@@ -9,11 +9,10 @@ block. All of it is integer arithmetic on arrays of num_blocks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
-from cute_attn.scheduler.each import BoolArray, Int64Array, most, pick, running_sum
+from cute_attn.scheduler.each import BoolArray, Each, Int64Array, most, numbers, pick, running_sum
 from cute_attn.scheduler.tiles import Records, Runs
 
 _MOST_PIECES = 64
@@ -30,21 +29,26 @@ class Cuts:
     cost: Int64Array  # cost of everything before the cut
 
 
-@dataclass
+@dataclass(slots=True)
 class Marks:
-    """Where the ideal cuts fall: in tile `local` of `run`, `rest` of its cost after its begin."""
+    """Where the ideal cuts fall; costs are from the begin of the first tile."""
 
+    position: Int64Array  # as cost
     run: Int64Array
-    tile: Int64Array  # first of the run
-    begin: Int64Array  # cost of everything before the run
+    begin: Int64Array  # of the run
     tile_cost: Int64Array
-    local: Int64Array
-    rest: Int64Array
 
-    @cached_property
-    def past(self) -> BoolArray:
-        """Which of them are nearer to the end of the tile than to its begin."""
-        return self.rest + self.rest >= self.tile_cost
+    def moved(self, shift: Each) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """After a move by `shift`, at most a tile: which tile of its run each lies in, how much of
+        the tile's cost lies before it, and where the tile begins.
+
+        The very end is the end of the last run's last tile, which has the number of the run's
+        tiles. So has a mark that moves beyond its run.
+        """
+        position = self.position + shift
+        local, rest = np.divmod(position - self.begin, self.tile_cost)
+        position -= rest
+        return local, rest, position
 
 
 def share_line(loads: Int64Array, line_cost: int, min_share: int) -> tuple[Int64Array, int]:
@@ -88,17 +92,14 @@ def mark_line(runs: Runs, begin_cost: int, shared: Int64Array) -> Marks:
     """
     position = shared + begin_cost if begin_cost else shared
     run = runs.cost_begin[1:-1].searchsorted(position, "right")
-    begin, tile_cost = runs.cost_begin[run], runs.tile_cost[run]
-    # The very end is the end of the last run's last tile: `local` is then the run's `heads`.
-    local, rest = np.divmod(position - begin, tile_cost)
-    return Marks(run, runs.tiles_before(run), begin, tile_cost, local, rest)
+    return Marks(position, run, runs.cost_begin[run], runs.tile_cost[run])
 
 
-def cut_between_tiles(marks: Marks) -> Cuts:
+def cut_between_tiles(runs: Runs, marks: Marks) -> Cuts:
     """Moves every cut to the nearest tile boundary."""
-    local = marks.local + marks.past
-    cost = marks.begin + local * marks.tile_cost
-    return Cuts(marks.tile + local, np.zeros(local.size, np.int64), marks.run, cost)
+    tile, _, cost = marks.moved(marks.tile_cost // 2)
+    tile += runs.tiles_before(marks.run)
+    return Cuts(tile, np.zeros(tile.size, np.int64), marks.run, cost)
 
 
 def cut_anywhere(records: Records, runs: Runs, marks: Marks, fixed: int, *, near: bool) -> Cuts:
@@ -112,25 +113,33 @@ def cut_anywhere(records: Records, runs: Runs, marks: Marks, fixed: int, *, near
             away from it; only sound if every share is at least twice the longest `min_piece`.
             Otherwise it goes to the boundary.
     """
-    blocks, block_cost = runs.blocks[marks.run], runs.of_records(records.block_cost, marks.run)
-    at = (marks.rest + (block_cost // 2 - fixed)) // block_cost  # nearest; negative: in `fixed`
+    block_cost = runs.of_records(records.block_cost, marks.run)
     piece = runs.of_records(records.min_piece, marks.run)
     margin = (piece + 1) // 2 if near else piece
-    is_past: BoolArray = at > blocks - margin
-    is_inside = (at >= margin) > is_past
-    short = blocks < 2 * piece
-    if np.count_nonzero(short):  # a tile too short to split has its cuts at the nearer end
-        is_past = np.where(short, marks.past, is_past)
+    # A cut goes to the nearest KV block, and less than `margin` before the end of a tile to that
+    # end. Moved up by as much, all those are in the next tile.
+    skipped = (margin - 1) * block_cost
+    shift = skipped + block_cost // 2
+    short = None
+    if runs.shortest() < 2 * most(piece):
+        short = runs.blocks[marks.run] < 2 * piece
+        # A tile too short to split has its cuts at the nearer end.
+        shift = np.where(short, marks.tile_cost // 2, shift)
+    tile, at, cost = marks.moved(shift)
+    at -= skipped + fixed
+    at //= block_cost
+    is_inside = at >= margin
+    if short is not None:
         is_inside &= ~short
-    inside = is_inside.astype(np.int64)
+    inside = is_inside.astype(np.int64)  # quicker in arithmetic
     if near and most(piece) > 1:
-        at = np.minimum(np.maximum(at, piece), blocks - piece)
+        at = np.minimum(np.maximum(at, piece), runs.blocks[marks.run] - piece)
     at *= inside
-    local = marks.local + is_past
-    cost = marks.begin + local * marks.tile_cost
-    cost += inside * fixed
+    inside *= fixed
+    cost += inside
     cost += at * block_cost
-    return Cuts(marks.tile + local, at, marks.run, cost)
+    tile += runs.tiles_before(marks.run)
+    return Cuts(tile, at, marks.run, cost)
 
 
 def cut_evenly(records: Records, runs: Runs, num_blocks: int) -> Cuts | None:
@@ -212,23 +221,27 @@ def number_slots(cuts: Cuts, *, repeated: bool) -> Slots | None:
     if cut.size == 0:
         return None
     tile = cuts.tile[cut]
-    leads = np.empty(cut.size, np.bool_)
-    leads[0] = True
-    np.not_equal(tile[1:], tile[:-1], out=leads[1:])
-    lead = leads.nonzero()[0]
-    leads[0] = False
-    split = np.add.accumulate(leads.astype(np.int64))
+    last = (tile[1:] != tile[:-1]).nonzero()[0]  # in its tile, but for the very last one
+    begins = np.zeros(last.size + 2, np.int64)  # the first in each tile, then the end
+    np.add(last, 1, out=begins[1:-1])
+    begins[-1] = cut.size
+    lead = begins[:-1]
+    count = begins[1:] - lead
+    number = numbers(lead.size)
+    split = number.repeat(count)
+    moved = None
     # A cut makes one piece more, and the first one in a tile two.
-    slot, moved = np.arange(1, cut.size + 1), None
     if repeated:
         cost = cuts.cost[cut]
         moved = np.ones(cut.size, np.bool_)
         np.not_equal(cost[1:], cost[:-1], out=moved[:-1])
-        slot[1:] = 1 + np.add.accumulate(moved[:-1], dtype=np.int64)
-    slot += split
-    count = int(slot[-1]) + 1
-    bounds = np.empty(lead.size + 1, np.int64)
-    bounds[:-1] = slot[lead] - 1
-    bounds[-1] = count
-    first = bounds[:-1]
-    return Slots(cut, slot, moved, split, cut[lead], first, bounds[1:] - first, count)
+        before = running_sum(moved, cut.size)
+        slot = split + 1 + before[:-1]
+        first = before[begins]
+        count = first[1:] - first[:-1]
+        first = first[:-1] + number
+    else:
+        slot = split + numbers(cut.size + 1)[1:]
+        first = lead + number
+    pieces = count + 1
+    return Slots(cut, slot, moved, split, cut[lead], first, pieces, int(slot[-1]) + 1)

@@ -55,11 +55,19 @@ def at_most(values: Each, limit: int) -> Each:
     return np.minimum(values, limit) if isinstance(values, np.ndarray) else min(values, limit)
 
 
+_NUMBERS = np.arange(1 << 12)
+_NUMBERS.flags.writeable = False
+
+
+def numbers(count: int) -> Int64Array:
+    """0, 1, ... below `count`; not to be written to."""
+    return _NUMBERS[:count] if count <= _NUMBERS.size else np.arange(count)
+
+
 def running_sum(values: Each, count: int) -> Int64Array:
     """(count + 1,) sums of the first 0, 1, ... count values."""
     if not isinstance(values, np.ndarray):
         return np.arange(0, count * values + 1, values) if values else np.zeros(count + 1, np.int64)
-    sums = np.empty(count + 1, np.int64)
-    sums[0] = 0
+    sums = np.zeros(count + 1, np.int64)
     np.add.accumulate(values, out=sums[1:])
     return sums

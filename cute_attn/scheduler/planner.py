@@ -23,23 +23,20 @@ iterated to convergence: equal input gives an equal plan, to the bit.
 from __future__ import annotations
 
 from operator import attrgetter
-from struct import Struct
 
 import numpy as np
 
 from cute_attn.abi.plan import (
-    CUT_FIELDS,
     HEADER_FIELDS,
     REQUEST_FIELDS,
-    SPLIT_FIELDS,
     UNBOUNDED,
-    Header,
     IntArray,
     PlanLayout,
     pack_meta,
     plan_layout,
 )
 from cute_attn.scheduler.batch import Geometry, RequestBatch
+from cute_attn.scheduler.blank import blank_plan
 from cute_attn.scheduler.cost import DEFAULT_COST, CostModel
 from cute_attn.scheduler.cuts import (
     Cuts,
@@ -56,6 +53,7 @@ from cute_attn.scheduler.memory import PlanMemory
 from cute_attn.scheduler.plan import Plan
 from cute_attn.scheduler.pricing import Candidate, line_costs, price_split, price_whole
 from cute_attn.scheduler.rounds import hand_out_rounds, sort_last_rounds
+from cute_attn.scheduler.sections import CUT, SPLIT, items
 from cute_attn.scheduler.starts import write_starts
 from cute_attn.scheduler.tiles import Records, Runs, make_runs, sort_requests
 from cute_attn.scheduler.visits import Visible, Visits, tile_of
@@ -203,9 +201,10 @@ def _hand_out(
             splits.append(price_split(records, runs, even, item, cost))
     # With all tiles on the line, cut between them, a block has the longest tile.
     if num_whole or not splits or splits[0].finish >= longest:
-        cuts = cut_between_tiles(marks)
+        cuts = cut_between_tiles(runs, marks)
         candidates.append(Candidate(num_whole, cuts, line_costs(cuts, loads), rounds=rounds))
-    return min(candidates + splits, key=_FINISH)
+    candidates += splits
+    return candidates[0] if len(candidates) == 1 else min(candidates, key=_FINISH)
 
 
 def _is_splittable(records: Records, runs: Runs) -> bool:
@@ -227,7 +226,9 @@ def _listed_places(best: Candidate, num_blocks: int) -> tuple[int, Int64Array | 
     return UNBOUNDED, None
 
 
-_HEADER = Struct(f"={len(HEADER_FIELDS)}i")
+_NUM_TILES, _NUM_SPLITS, _NUM_SLOTS = (
+    HEADER_FIELDS.index(name) for name in ("num_tiles", "num_split_tiles", "num_slots")
+)
 
 
 def write_plan(
@@ -247,23 +248,12 @@ def write_plan(
     first_listed, listed = _listed_places(best, num_blocks)
     num_listed = 0 if listed is None else listed.size
     buffer = np.zeros(places_at + (num_listed + 1) // 2, np.int32)
-    header = Header(
-        num_requests=n,
-        num_tiles=runs.num_tiles,
-        num_whole_tiles=best.num_whole,
-        num_split_tiles=num_splits,
-        window_left=geometry.window_left,
-        window_right=geometry.window_right,
-        num_slots=num_slots,
-        tile_q=geometry.tile_q,
-        tile_kv=geometry.tile_kv,
-        group=geometry.group,
-        num_kv_heads=geometry.num_kv_heads,
-        num_blocks=num_blocks,
-        first_listed_round=first_listed,
-        places=places_at if num_listed else 0,
+    buffer[: layout.requests] = blank_plan(
+        geometry, num_blocks, n, best.num_whole, first_listed, places_at if num_listed else 0
     )
-    _HEADER.pack_into(buffer.data, 0, *header)
+    buffer[_NUM_TILES] = runs.num_tiles
+    buffer[_NUM_SPLITS] = num_splits
+    buffer[_NUM_SLOTS] = num_slots
     if listed is not None:
         buffer[places_at:].view(np.uint16)[:num_listed] = listed.reshape(-1)
     _write_cuts(buffer, layout, records, runs, geometry.num_kv_heads, cuts, slots)
@@ -318,27 +308,20 @@ def _write_cuts(
     slots: Slots | None,
 ) -> None:
     """Fills `cuts` and `splits`."""
-    rows = buffer[layout.cuts : layout.cuts_end].reshape(-1, len(CUT_FIELDS))
-    rows[:, 0] = cuts.tile
+    rows = items(buffer, layout.cuts, layout.num_blocks + 1, CUT)
+    rows["tile"] = cuts.tile
     if runs.num_tiles:
-        rows[:, 2] = runs.records_of(cuts.run)
+        rows["request"] = runs.records_of(cuts.run)
     if slots is None:
-        rows[:, 3] = -1
         return
-    rows[:, 1] = cuts.block
+    cut, lead = slots.cut, slots.lead
+    rows["block"] = cuts.block
     if records.visits is not None:
-        rows[slots.cut, 1] = _places(records, runs, num_heads, cuts, slots.cut)
-    column = np.empty(rows.shape[0], np.int64)  # quick to fill, unlike one of the rows
-    column.fill(-1)
-    column[slots.cut] = slots.slot
-    rows[:, 3] = column
-    column.fill(0)
-    column[slots.cut] = slots.first[slots.split]
-    rows[:, 4] = column
-    column[slots.cut] = slots.pieces[slots.split]
-    rows[:, 5] = column
-    splits = buffer[layout.splits : layout.cuts].reshape(-1, len(SPLIT_FIELDS))[: slots.lead.size]
-    splits[:, 0] = cuts.tile[slots.lead]
-    splits[:, 1] = runs.records_of(cuts.run[slots.lead])
-    splits[:, 2] = slots.first
-    splits[:, 3] = slots.pieces
+        rows["block"][cut] = _places(records, runs, num_heads, cuts, cut)
+    splits = items(buffer, layout.splits, lead.size, SPLIT)
+    splits["tile"] = cuts.tile[lead]
+    splits["request"] = runs.records_of(cuts.run[lead])
+    splits["first_slot"] = slots.first
+    splits["num_slots"] = slots.pieces
+    rows["slot"][cut] = slots.slot.astype(np.int32)
+    rows["slots"][cut] = splits["slots"][slots.split]

@@ -20,6 +20,7 @@ from cute_attn.scheduler.decode import DecodeCosts
 from cute_attn.scheduler.each import (
     Each,
     Int64Array,
+    least,
     most,
     pick,
     running_sum,
@@ -116,6 +117,10 @@ class Runs:
         """The largest of `blocks` or `tile_cost`; there is one."""
         # Where runs are records, both fall.
         return int(values[0]) if isinstance(self.records, slice) else most(values)
+
+    def shortest(self) -> int:
+        """The fewest KV blocks of a tile; there is one."""
+        return int(self.blocks[-1]) if isinstance(self.records, slice) else least(self.blocks)
 
     def records_of(self, run: Int64Array) -> Int64Array:
         """The records of some runs."""

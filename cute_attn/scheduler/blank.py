@@ -1,0 +1,64 @@
+"""Plans without work: what a step's lengths do not change is copied, not written anew."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from cute_attn.abi.plan import (
+    CUT_FIELDS,
+    HEADER_FIELDS,
+    START_FIELDS,
+    Header,
+    IntArray,
+    plan_layout,
+)
+from cute_attn.scheduler.batch import Geometry
+
+# The columns of a start that are copies of header fields, as indices of those; the others: a 0.
+_SOURCES = np.array(
+    [HEADER_FIELDS.index(name if name in HEADER_FIELDS else "reserved_15") for name in START_FIELDS]
+)
+
+
+@lru_cache(maxsize=32)
+def blank_plan(
+    geometry: Geometry,
+    num_blocks: int,
+    num_requests: int,
+    num_whole: int,
+    first_listed: int,
+    places: int,
+) -> IntArray:
+    """A plan up to its request records, to be copied: a header without counts of tiles and slots,
+    starts without tiles and records, cuts at the begin of the first tile.
+
+    Args:
+        geometry, num_blocks, num_requests: of the step.
+        num_whole, first_listed, places: as in the header.
+    """
+    layout = plan_layout(num_blocks, num_requests)
+    blank = np.zeros(layout.requests, np.int32)
+    blank[: layout.starts] = Header(
+        num_requests=num_requests,
+        num_tiles=0,
+        num_whole_tiles=num_whole,
+        num_split_tiles=0,
+        window_left=geometry.window_left,
+        window_right=geometry.window_right,
+        num_slots=0,
+        tile_q=geometry.tile_q,
+        tile_kv=geometry.tile_kv,
+        group=geometry.group,
+        num_kv_heads=geometry.num_kv_heads,
+        num_blocks=num_blocks,
+        first_listed_round=first_listed,
+        places=places,
+    )
+    starts = blank[layout.starts : layout.splits].reshape(num_blocks, len(START_FIELDS))
+    starts[:] = blank[_SOURCES]
+    cuts = blank[layout.cuts : layout.cuts_end].reshape(num_blocks + 1, len(CUT_FIELDS))
+    cuts[:, CUT_FIELDS.index("slot")] = -1
+    blank.flags.writeable = False
+    return blank
