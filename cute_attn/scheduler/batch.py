@@ -17,6 +17,7 @@ from cute_attn.abi.plan import MAX_BATCH
 from cute_attn.scheduler.each import BoolArray, Int64Array, least, most
 
 _INT32_MAX = (1 << 31) - 1
+_Q_START, _Q_LEN, _KV_START, _KV_LEN, _Q_POS, _KV_POS = range(6)
 
 
 def _host_integers(name: str, value: Any) -> npt.NDArray[Any]:
@@ -55,20 +56,7 @@ class RequestBatch:
         ValueError: lengths differ, a number is negative or out of the plan's range.
     """
 
-    __slots__ = (
-        "aligned",
-        "ids",
-        "kv_len",
-        "kv_pos",
-        "kv_start",
-        "least_q_len",
-        "most_q_len",
-        "num_requests",
-        "q_len",
-        "q_pos",
-        "q_start",
-        "table",
-    )
+    __slots__ = ("aligned", "ids", "least_q_len", "most_q_len", "num_requests", "table")
 
     aligned: bool
     """The last query of each request is at the position of its last key."""
@@ -94,30 +82,53 @@ class RequestBatch:
         if n >= MAX_BATCH:
             raise ValueError(f"q_len holds {n} requests; a plan takes fewer than {MAX_BATCH}")
         # One table: a check or a gather of all numbers is one call of NumPy.
-        self.table = np.empty((6, n), np.int64)
-        self.q_start, self.q_len, self.kv_start, self.kv_len, self.q_pos, self.kv_pos = self.table
-        self.q_len[:] = q_len
-        self.least_q_len, self.most_q_len = least(self.q_len), most(self.q_len)
-        self._fill(self.q_start, "q_start", q_start)
-        self._fill(self.kv_start, "kv_start", kv_start)
-        self._fill(self.kv_len, "kv_len", kv_len)
+        table = self.table = np.empty((6, n), np.int64)
+        table[_Q_LEN] = q_len
+        self.least_q_len, self.most_q_len = least(q_len), most(q_len)
+        self._fill(_Q_START, "q_start", q_start)
+        self._fill(_KV_START, "kv_start", kv_start)
+        self._fill(_KV_LEN, "kv_len", kv_len)
         if kv_pos is None:
-            self.kv_pos.fill(0)
+            table[_KV_POS] = 0
         else:
-            self._fill(self.kv_pos, "kv_pos", kv_pos)
+            self._fill(_KV_POS, "kv_pos", kv_pos)
         self.aligned = q_pos is None
         if q_pos is None:
-            np.subtract(self.kv_len, self.q_len, out=self.q_pos)
+            np.subtract(table[_KV_LEN], table[_Q_LEN], out=table[_Q_POS])
             if kv_pos is not None:
-                self.q_pos += self.kv_pos
+                table[_Q_POS] += table[_KV_POS]
         else:
-            self._fill(self.q_pos, "q_pos", q_pos)
+            self._fill(_Q_POS, "q_pos", q_pos)
         self.ids = None
         if ids is not None:
             self.ids = _host_integers("ids", ids).astype(np.int64, copy=False)
             self._check_ids(self.ids)
         if n and not (q_pos is None and kv_pos is None and self._is_small()):
             self._check()
+
+    @property
+    def q_start(self) -> Int64Array:
+        return self.table[_Q_START]
+
+    @property
+    def q_len(self) -> Int64Array:
+        return self.table[_Q_LEN]
+
+    @property
+    def kv_start(self) -> Int64Array:
+        return self.table[_KV_START]
+
+    @property
+    def kv_len(self) -> Int64Array:
+        return self.table[_KV_LEN]
+
+    @property
+    def q_pos(self) -> Int64Array:
+        return self.table[_Q_POS]
+
+    @property
+    def kv_pos(self) -> Int64Array:
+        return self.table[_KV_POS]
 
     @property
     def equal_q_len(self) -> int:
@@ -131,13 +142,14 @@ class RequestBatch:
         if n and not 0 <= ids.min() <= ids.max() < MAX_BATCH:
             raise ValueError(f"ids are {ids}; they take 0 .. {MAX_BATCH - 1}")
 
-    def _fill(self, row: Int64Array, name: str, value: Any) -> None:
+    def _fill(self, row: int, name: str, value: Any) -> None:
         array = _host_integers(name, value)
-        if array.size != row.size:
+        if array.size != self.num_requests:
             raise ValueError(
-                f"{name} has {array.size} entries but q_len has {row.size}; one per request"
+                f"{name} has {array.size} entries but q_len has {self.num_requests}; one per"
+                " request"
             )
-        row[:] = array
+        self.table[row] = array
 
     def _is_small(self) -> bool:
         """Whether all but the positions are so small that default positions are in range too."""

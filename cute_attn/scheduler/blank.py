@@ -9,6 +9,7 @@ import numpy as np
 from cute_attn.abi.plan import (
     CUT_FIELDS,
     HEADER_FIELDS,
+    REQUEST_FIELDS,
     START_FIELDS,
     Header,
     IntArray,
@@ -30,16 +31,19 @@ def blank_plan(
     num_whole: int,
     first_listed: int,
     places: int,
+    tiles: int,
 ) -> IntArray:
-    """A plan up to its request records, to be copied: a header without counts of tiles and slots,
-    starts without tiles and records, cuts at the begin of the first tile.
+    """A plan up to its listed rounds, to be copied: a header without counts of tiles and slots,
+    starts without tiles and records, cuts at the begin of the first tile, records that know no more
+    than their first tile.
 
     Args:
         geometry, num_blocks, num_requests: of the step.
         num_whole, first_listed, places: as in the header.
+        tiles: of each request; 0 where they differ.
     """
     layout = plan_layout(num_blocks, num_requests)
-    blank = np.zeros(layout.requests, np.int32)
+    blank = np.zeros(layout.places(num_requests), np.int32)
     blank[: layout.starts] = Header(
         num_requests=num_requests,
         num_tiles=0,
@@ -60,5 +64,7 @@ def blank_plan(
     starts[:] = blank[_SOURCES]
     cuts = blank[layout.cuts : layout.cuts_end].reshape(num_blocks + 1, len(CUT_FIELDS))
     cuts[:, CUT_FIELDS.index("slot")] = -1
+    records = blank[layout.requests :].reshape(num_requests + 1, len(REQUEST_FIELDS))
+    records[:, REQUEST_FIELDS.index("tile_begin")] = np.arange(num_requests + 1) * tiles
     blank.flags.writeable = False
     return blank

@@ -77,7 +77,7 @@ def share_line_equally(num_blocks: int, line_cost: int, min_share: int) -> tuple
     if min_share > 1:  # the most blocks whose share, rounded up, is that much
         joined = max(1, min(num_blocks, (line_cost - 1) // (min_share - 1)))
     share = -(-line_cost // joined)
-    cuts = np.arange(0, (num_blocks + 1) * share, share)
+    cuts = numbers(num_blocks + 1) * share
     cuts[line_cost // share + 1 :] = line_cost
     return cuts, share
 
@@ -121,7 +121,8 @@ def cut_anywhere(records: Records, runs: Runs, marks: Marks, fixed: int, *, near
     skipped = (margin - 1) * block_cost
     shift = skipped + block_cost // 2
     short = None
-    if runs.shortest() < 2 * most(piece):
+    # The end is no cut, but must not move a tile.
+    if runs.shortest(marks.run[:-1]) < 2 * most(piece) or runs.tile_cost[-1] <= most(shift):
         short = runs.blocks[marks.run] < 2 * piece
         # A tile too short to split has its cuts at the nearer end.
         shift = np.where(short, marks.tile_cost // 2, shift)

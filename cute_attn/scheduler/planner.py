@@ -247,30 +247,34 @@ def write_plan(
     places_at = layout.places(n)
     first_listed, listed = _listed_places(best, num_blocks)
     num_listed = 0 if listed is None else listed.size
-    buffer = np.zeros(places_at + (num_listed + 1) // 2, np.int32)
-    buffer[: layout.requests] = blank_plan(
-        geometry, num_blocks, n, best.num_whole, first_listed, places_at if num_listed else 0
-    )
+    tiles = records.q_tiles * geometry.num_kv_heads  # of each request, or of every one
+    alike = tiles if isinstance(tiles, int) else 0
+    places = places_at if num_listed else 0
+    blank = blank_plan(geometry, num_blocks, n, best.num_whole, first_listed, places, alike)
+    if listed is None:
+        buffer = blank.copy()
+    else:
+        buffer = np.zeros(places_at + (num_listed + 1) // 2, np.int32)
+        buffer[:places_at] = blank
+        buffer[places_at:].view(np.uint16)[:num_listed] = listed.reshape(-1)
     buffer[_NUM_TILES] = runs.num_tiles
     buffer[_NUM_SPLITS] = num_splits
     buffer[_NUM_SLOTS] = num_slots
-    if listed is not None:
-        buffer[places_at:].view(np.uint16)[:num_listed] = listed.reshape(-1)
     _write_cuts(buffer, layout, records, runs, geometry.num_kv_heads, cuts, slots)
 
     rows = buffer[layout.requests : places_at].reshape(n + 1, len(REQUEST_FIELDS))
-    tiles = records.q_tiles * geometry.num_kv_heads  # of each request, or of every one
-    ends = running_sum(tiles, n)[1:]
     rows[:n, :6] = records.table.T
-    rows[1:, 6] = ends
     rows[:n, 7] = records.ids | pack_meta(0, 0, records.section_heads)
+    ends = None
+    if not alike:
+        rows[1:, 6] = ends = running_sum(tiles, n)[1:]
 
     tile = cuts.tile[:num_blocks]
     if best.num_whole:
         whole = np.arange(num_blocks) if listed is None or first_listed else listed[0]
         tile = np.where(whole < best.num_whole, whole, tile)
     # Without work: the sentinel.
-    request = tile // tiles if isinstance(tiles, int) else ends.searchsorted(tile, "right")
+    request = tile // tiles if ends is None else ends.searchsorted(tile, "right")
     write_starts(buffer, layout, n, tile, request)
     return Plan(
         buffer=buffer,

@@ -37,8 +37,7 @@ def last_tile_blocks(
 ) -> Int64Array:
     """KV blocks of each request's last tile, of packed query rows [row, row_end)."""
     if requests.aligned and geometry.window_left == UNBOUNDED:  # it sees all keys
-        blocks: Int64Array = (requests.kv_len + (geometry.tile_kv - 1)) // geometry.tile_kv
-        return blocks
+        return -(requests.kv_len // -geometry.tile_kv)
     shift, see_last = requests.q_pos - requests.kv_pos, requests.aligned
     return visible_blocks(geometry, shift, requests.kv_len, row, row_end, see_last=see_last)
 
@@ -118,9 +117,9 @@ class Runs:
         # Where runs are records, both fall.
         return int(values[0]) if isinstance(self.records, slice) else most(values)
 
-    def shortest(self) -> int:
-        """The fewest KV blocks of a tile; there is one."""
-        return int(self.blocks[-1]) if isinstance(self.records, slice) else least(self.blocks)
+    def shortest(self, run: Int64Array) -> int:
+        """The fewest KV blocks of a tile in some runs, which do not fall; at least one."""
+        return int(self.blocks[run[-1]] if isinstance(self.records, slice) else least(self.blocks[run]))
 
     def records_of(self, run: Int64Array) -> Int64Array:
         """The records of some runs."""
@@ -252,7 +251,7 @@ def _block_cost(
 def _falling(values: Int64Array) -> Int64Array:
     """Their order from the largest to the smallest, equal ones by index; none is negative."""
     if values.size >= _RADIX_SORT and most(values) < 1 << 16:
-        return ((1 << 16) - 1 - values).astype(np.uint16).argsort(kind="stable")  # a radix sort
+        return (~values.astype(np.uint16)).argsort(kind="stable")  # a radix sort
     return (-values).argsort(kind="stable")
 
 
