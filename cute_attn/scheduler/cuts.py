@@ -17,6 +17,8 @@ from cute_attn.scheduler.tiles import Records, Runs
 
 _MOST_PIECES = 64
 """Of one tile, where tiles are cut evenly: more are not worth their merge."""
+_LOOKED_AT = 4
+"""Blocks; of the first ones, which have the longest tiles, one mostly ends late enough."""
 
 
 @dataclass(slots=True)
@@ -100,6 +102,19 @@ def cut_between_tiles(runs: Runs, marks: Marks) -> Cuts:
     tile, _, cost = marks.moved(marks.tile_cost // 2)
     tile += runs.tiles_before(marks.run)
     return Cuts(tile, np.zeros(tile.size, np.int64), marks.run, cost)
+
+
+def cost_between_tiles(marks: Marks) -> int:
+    """No more than the busiest block costs with `cut_between_tiles`: as much as one of the first
+    few does, on a line from the first tile on."""
+    busiest = before = 0
+    some = slice(1, 1 + _LOOKED_AT)
+    arrays = (marks.position, marks.begin, marks.tile_cost)
+    for position, begin, tile_cost in zip(*(x[some].tolist() for x in arrays), strict=True):
+        cost = begin + (position - begin + tile_cost // 2) // tile_cost * tile_cost
+        busiest = max(busiest, cost - before)
+        before = cost
+    return busiest
 
 
 def cut_anywhere(records: Records, runs: Runs, marks: Marks, fixed: int, *, near: bool) -> Cuts:

@@ -41,6 +41,7 @@ from cute_attn.scheduler.cost import DEFAULT_COST, CostModel
 from cute_attn.scheduler.cuts import (
     Cuts,
     Slots,
+    cost_between_tiles,
     cut_anywhere,
     cut_between_tiles,
     cut_evenly,
@@ -199,8 +200,10 @@ def _hand_out(
         even = cut_evenly(records, runs, num_blocks)
         if even is not None:
             splits.append(price_split(records, runs, even, item, cost))
-    # With all tiles on the line, cut between them, a block has the longest tile.
-    if num_whole or not splits or splits[0].finish >= longest:
+    # With all tiles on the line, cut between them, a block has the longest tile, and more than one
+    # where it is shorter than a share.
+    finish = min(splits, key=_FINISH).finish if splits and not num_whole else None
+    if finish is None or finish >= longest and finish >= cost_between_tiles(marks):
         cuts = cut_between_tiles(runs, marks)
         candidates.append(Candidate(num_whole, cuts, line_costs(cuts, loads), rounds=rounds))
     candidates += splits
