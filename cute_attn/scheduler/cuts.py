@@ -28,7 +28,7 @@ class Cuts:
     tile: Int64Array
     block: Int64Array  # KV block of the tile before which the cut lies
     run: Int64Array
-    cost: Int64Array  # cost of everything before the cut
+    begin: Int64Array  # cost of everything before the tile
 
 
 @dataclass(slots=True)
@@ -99,9 +99,9 @@ def mark_line(runs: Runs, begin_cost: int, shared: Int64Array) -> Marks:
 
 def cut_between_tiles(runs: Runs, marks: Marks) -> Cuts:
     """Moves every cut to the nearest tile boundary."""
-    tile, _, cost = marks.moved(marks.tile_cost // 2)
+    tile, _, begin = marks.moved(marks.tile_cost // 2)
     tile += runs.tiles_before(marks.run)
-    return Cuts(tile, np.zeros(tile.size, np.int64), marks.run, cost)
+    return Cuts(tile, np.zeros(tile.size, np.int64), marks.run, begin)
 
 
 def cost_between_tiles(marks: Marks) -> int:
@@ -141,21 +141,17 @@ def cut_anywhere(records: Records, runs: Runs, marks: Marks, fixed: int, *, near
         short = runs.blocks[marks.run] < 2 * piece
         # A tile too short to split has its cuts at the nearer end.
         shift = np.where(short, marks.tile_cost // 2, shift)
-    tile, at, cost = marks.moved(shift)
+    tile, at, begin = marks.moved(shift)
     at -= skipped + fixed
     at //= block_cost
     is_inside = at >= margin
     if short is not None:
         is_inside &= ~short
-    inside = is_inside.astype(np.int64)  # quicker in arithmetic
     if near and most(piece) > 1:
         at = np.minimum(np.maximum(at, piece), runs.blocks[marks.run] - piece)
-    at *= inside
-    inside *= fixed
-    cost += inside
-    cost += at * block_cost
+    at *= is_inside
     tile += runs.tiles_before(marks.run)
-    return Cuts(tile, at, marks.run, cost)
+    return Cuts(tile, at, marks.run, begin)
 
 
 def cut_evenly(records: Records, runs: Runs, num_blocks: int) -> Cuts | None:
@@ -198,9 +194,8 @@ def cut_evenly(records: Records, runs: Runs, num_blocks: int) -> Cuts | None:
     own = np.minimum(np.arange(num_blocks + 1), begin[-1]) - begin[run]
     local, piece = np.divmod(own, of_tile[run])
     at = piece * blocks[run] // of_tile[run]
-    cost = runs.cost_begin[run] + local * runs.tile_cost[run]
-    cost += (piece > 0) * (fixed[run] + at * pick(block_cost, run))
-    return Cuts(runs.tiles_before(run) + local, at, run, cost)
+    tile_begin = runs.cost_begin[run] + local * runs.tile_cost[run]
+    return Cuts(runs.tiles_before(run) + local, at, run, tile_begin)
 
 
 @dataclass(slots=True)
@@ -248,9 +243,10 @@ def number_slots(cuts: Cuts, *, repeated: bool) -> Slots | None:
     moved = None
     # A cut makes one piece more, and the first one in a tile two.
     if repeated:
-        cost = cuts.cost[cut]
+        block = cuts.block[cut]
         moved = np.ones(cut.size, np.bool_)
-        np.not_equal(cost[1:], cost[:-1], out=moved[:-1])
+        np.not_equal(block[1:], block[:-1], out=moved[:-1])
+        moved[last] = True
         before = running_sum(moved, cut.size)
         slot = split + 1 + before[:-1]
         first = before[begins]

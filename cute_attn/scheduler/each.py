@@ -35,6 +35,13 @@ def most(values: npt.NDArray[Any] | int) -> int:
     return int(values)
 
 
+def largest_product(values: Int64Array, factors: Each) -> int:
+    """The largest product of a value, of which there is one, and its factor; none is negative."""
+    if isinstance(factors, np.ndarray):
+        return most(values * factors)
+    return most(values) * int(factors)
+
+
 def least(values: npt.NDArray[Any]) -> int:
     """The smallest value; 0 if there is none."""
     return int(values[values.argmin()]) if values.size else 0

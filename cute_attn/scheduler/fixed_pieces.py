@@ -33,7 +33,7 @@ from cute_attn.scheduler.planner import (
     plan_batch,
     write_plan,
 )
-from cute_attn.scheduler.pricing import Candidate, price_split
+from cute_attn.scheduler.pricing import Candidate, Price, cut_inside, line_costs
 from cute_attn.scheduler.tiles import Records, Runs, make_runs, sort_requests
 
 _CUT_BLOCK, _CUT_SLOT = CUT_FIELDS.index("block"), CUT_FIELDS.index("slot")
@@ -109,7 +109,7 @@ def plan_fixed_pieces(
             f"the step needs {needed} thread blocks, but the grid has {grid}: plan the step with"
             " the most keys first"
         )
-    best = price_split(records, runs, cuts, cost.item(geometry), cost)
+    best = cut_inside(records, runs, cuts, cost.item(geometry), cost)
     layout = plan_layout(cuts.tile.size - 1, capacity)
     plan = write_plan(records, runs, geometry, best, layout, cost)
     return replace(plan, resident_blocks=num_blocks)
@@ -134,7 +134,7 @@ def _share_pieces(
     # Ideal cuts, moved to the nearest begin of a piece.
     if runs.num_tiles == 0:
         none = np.zeros(layout.num_blocks + 1, np.int64)
-        cuts, slot = Cuts(none, none, none, none), none
+        cuts, slot, before = Cuts(none, none, none, none), none, none
     else:
         ideal = np.arange(layout.num_blocks + 1) * int(cost_begin[-1]) // layout.num_blocks
         run = cost_begin[1:-1].searchsorted(ideal, "right")
@@ -143,15 +143,16 @@ def _share_pieces(
         piece = (2 * rest * count + tile_cost[run]) // (2 * tile_cost[run])
         local, piece = local + piece // count, piece % count
         at = piece * runs.blocks[run] // count
+        begin = cost_begin[run] + local * tile_cost[run]
         before = at * pick(block_cost, run) + piece * (item + pick(partial, run) * split[run])
-        before += cost_begin[run] + local * tile_cost[run]
-        cuts = Cuts(runs.tiles_before(run) + local, at, run, before)
+        before += begin
+        cuts = Cuts(runs.tiles_before(run) + local, at, run, begin)
         slot = slot_begin[run] + (local * count + piece) * split[run]
 
     merge = 0
     if split.any():
         merge = cost.merge_ns + most(pieces * split * pick(records.merge_cost, runs.records))
-    best = Candidate(0, cuts, cuts.cost[1:] - cuts.cost[:-1], merge)
+    best = Candidate(0, cuts, Price.known(line_costs(before, None), merge))
     plan = write_plan(records, runs, geometry, best, layout, cost)
     num_slots, num_split = int(slot_begin[-1]), int((heads * split).sum())
     plan.view.set(fixed_pieces=1, num_slots=num_slots)
@@ -171,8 +172,8 @@ def _cut_everywhere(
     at = piece * runs.blocks[run] // pieces[run]
     block_cost = pick(records.block_cost, runs.records)
     fixed = runs.tile_cost - runs.blocks * block_cost
-    cost = runs.cost_begin[run] + local * runs.tile_cost[run]
-    cost += (piece > 0) * (fixed[run] + at * pick(block_cost, run))
+    begin = runs.cost_begin[run] + local * runs.tile_cost[run]
+    cost = begin + (piece > 0) * (fixed[run] + at * pick(block_cost, run))
 
     # Whole tiles that begin in the same share of the line go to one block.
     share = cost // max(runs.total_cost // (_WAVES * num_blocks), 1)
@@ -182,8 +183,8 @@ def _cut_everywhere(
     needed = int(np.count_nonzero(first))
     unused = max(needed, grid or num_blocks) + 1 - needed
     end = (runs.num_tiles, 0, per_run.size - 1, runs.total_cost)
-    tile, at, run, cost = (
-        np.concatenate((begins[first], np.full(unused, value)))
-        for begins, value in zip((runs.tiles_before(run) + local, at, run, cost), end, strict=True)
+    tile, at, run, begin = (
+        np.concatenate((values[first], np.full(unused, value)))
+        for values, value in zip((runs.tiles_before(run) + local, at, run, begin), end, strict=True)
     )
-    return Cuts(tile, at, run, cost), needed
+    return Cuts(tile, at, run, begin), needed

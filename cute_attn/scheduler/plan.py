@@ -13,6 +13,7 @@ from cute_attn.abi.plan import MAX_BATCH, REQUEST_FIELDS, IntArray, PlanLayout, 
 from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.cost import CostModel
 from cute_attn.scheduler.each import Int64Array
+from cute_attn.scheduler.pricing import Price
 from cute_attn.scheduler.visits import Visible
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ class Plan:
         buffer: (layout.used_size(num_requests, listed rounds),) int32, what goes to the device.
         layout: offsets, from the capacities.
         num_requests, num_tiles, num_whole_tiles, num_split_tiles, num_slots: as in the header.
-        block_costs: (num_blocks,) int64, model cost of each block, ns.
-        merge_cost: model cost of the merge, ns; 0 if no tile is split.
+        price: its costs, computed when asked for.
         cost: the cost model that it was planned with.
         resident_blocks: thread blocks that run at the same time, where there may be more of them;
             None: all.
@@ -43,11 +43,20 @@ class Plan:
     num_whole_tiles: int
     num_split_tiles: int
     num_slots: int
-    block_costs: Int64Array
-    merge_cost: int
+    price: Price
     cost: CostModel
     resident_blocks: int | None = None
     visible: Visible | None = None
+
+    @property
+    def block_costs(self) -> Int64Array:
+        """(num_blocks,) int64, model cost of each block, ns."""
+        return self.price.numbers()[0]
+
+    @property
+    def merge_cost(self) -> int:
+        """Model cost of the merge, ns; 0 if no tile is split."""
+        return self.price.numbers()[1]
 
     @cached_property
     def view(self) -> PlanView:

@@ -52,7 +52,7 @@ from cute_attn.scheduler.cuts import (
 from cute_attn.scheduler.each import Int64Array, at_most, most, pick, running_sum, spread, total
 from cute_attn.scheduler.memory import PlanMemory
 from cute_attn.scheduler.plan import Plan
-from cute_attn.scheduler.pricing import Candidate, line_costs, price_split, price_whole
+from cute_attn.scheduler.pricing import Candidate, Price, cut_between, cut_inside, price_whole
 from cute_attn.scheduler.rounds import hand_out_rounds, sort_last_rounds
 from cute_attn.scheduler.sections import CUT, SPLIT, items
 from cute_attn.scheduler.starts import write_starts
@@ -163,8 +163,8 @@ def _hand_out(
     """
     if runs.num_tiles == 0:
         none = np.zeros(num_blocks + 1, np.int64)
-        return Candidate(0, Cuts(none, none, none, none), none[1:])
-    candidates = []
+        return Candidate(0, Cuts(none, none, none, none), Price.known(none[1:]))
+    candidates: list[Candidate] = []
     num_whole, rounds, loads = 0, None, None
     if records.most_q_tiles > 1:
         share = -(-runs.total_cost // num_blocks)
@@ -196,18 +196,39 @@ def _hand_out(
     splits = []
     if splittable:
         cuts = cut_anywhere(records, runs, marks, item, near=smallest >= 2 * piece)
-        splits.append(price_split(records, runs, cuts, item, cost, loads, num_whole, rounds))
+        splits.append(cut_inside(records, runs, cuts, item, cost, loads, num_whole, rounds))
         even = cut_evenly(records, runs, num_blocks)
         if even is not None:
-            splits.append(price_split(records, runs, even, item, cost))
+            splits.append(cut_inside(records, runs, even, item, cost))
+        elif loads is None and _most_cost(records, longest, smallest, piece, item, cost) < longest:
+            return splits[0]  # cut between tiles, a block has the longest one
     # With all tiles on the line, cut between them, a block has the longest tile, and more than one
-    # where it is shorter than a share.
-    finish = min(splits, key=_FINISH).finish if splits and not num_whole else None
-    if finish is None or finish >= longest and finish >= cost_between_tiles(marks):
-        cuts = cut_between_tiles(runs, marks)
-        candidates.append(Candidate(num_whole, cuts, line_costs(cuts, loads), rounds=rounds))
+    # where those are shorter than a share.
+    busiest = 0 if num_whole else max(longest, cost_between_tiles(marks))
+    if not splits or min(one.finish for one in splits) >= busiest:
+        candidates.append(cut_between(cut_between_tiles(runs, marks), loads, num_whole, rounds))
     candidates += splits
     return candidates[0] if len(candidates) == 1 else min(candidates, key=_FINISH)
+
+
+def _most_cost(
+    records: Records, longest: int, share: int, piece: int, item: int, cost: CostModel
+) -> int:
+    """No less than a step takes that is cut anywhere in shares of `share`.
+
+    Args:
+        records: of the step.
+        longest: cost of the longest tile.
+        share: cost of a share.
+        piece: cost of the longest of all shortest pieces, which is as far as a cut moves.
+        item, cost: as for `_hand_out`.
+    """
+    least = share - 2 * piece
+    if least <= 0:
+        return longest  # nobody knows how many pieces a tile has
+    pieces = longest // least + 3
+    merge = cost.merge_ns + pieces * most(records.merge_cost)
+    return share + 2 * piece + item + 2 * most(records.partial_cost) + merge
 
 
 def _is_splittable(records: Records, runs: Runs) -> bool:
@@ -287,8 +308,7 @@ def write_plan(
         num_whole_tiles=best.num_whole,
         num_split_tiles=num_splits,
         num_slots=num_slots,
-        block_costs=best.costs,
-        merge_cost=best.merge,
+        price=best.price,
         cost=cost,
     )
 
