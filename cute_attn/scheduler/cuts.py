@@ -144,12 +144,12 @@ def cut_anywhere(records: Records, runs: Runs, marks: Marks, fixed: int, *, near
     tile, at, begin = marks.moved(shift)
     at -= skipped + fixed
     at //= block_cost
-    is_inside = at >= margin
+    outside = at < margin
     if short is not None:
-        is_inside &= ~short
+        outside |= short
     if near and most(piece) > 1:
         at = np.minimum(np.maximum(at, piece), runs.blocks[marks.run] - piece)
-    at *= is_inside
+    at[outside] = 0
     tile += runs.tiles_before(marks.run)
     return Cuts(tile, at, marks.run, begin)
 
@@ -232,10 +232,10 @@ def number_slots(cuts: Cuts, *, repeated: bool) -> Slots | None:
     if cut.size == 0:
         return None
     tile = cuts.tile[cut]
-    last = (tile[1:] != tile[:-1]).nonzero()[0]  # in its tile, but for the very last one
-    begins = np.zeros(last.size + 2, np.int64)  # the first in each tile, then the end
-    np.add(last, 1, out=begins[1:-1])
-    begins[-1] = cut.size
+    edges = np.empty(cut.size + 1, np.bool_)
+    edges[0] = edges[-1] = True
+    np.not_equal(tile[1:], tile[:-1], out=edges[1:-1])
+    begins = edges.nonzero()[0]  # the first in each tile, then the end
     lead = begins[:-1]
     count = begins[1:] - lead
     number = numbers(lead.size)
@@ -246,7 +246,7 @@ def number_slots(cuts: Cuts, *, repeated: bool) -> Slots | None:
         block = cuts.block[cut]
         moved = np.ones(cut.size, np.bool_)
         np.not_equal(block[1:], block[:-1], out=moved[:-1])
-        moved[last] = True
+        moved |= edges[1:]
         before = running_sum(moved, cut.size)
         slot = split + 1 + before[:-1]
         first = before[begins]

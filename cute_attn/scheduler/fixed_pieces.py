@@ -91,7 +91,7 @@ def plan_fixed_pieces(
         )
     records = sort_requests(requests, geometry, cost, DEFAULT_L2_BUDGET, None)
     check_counts(requests, records, geometry)
-    runs = make_runs(records, geometry, cost)
+    runs = make_runs(records, geometry, cost.item(geometry))
     tiles = spread(records.q_tiles, records.count) * geometry.num_kv_heads
     pieces = count_pieces(runs.blocks, tiles[runs.records], geometry)
     if in_kernel:

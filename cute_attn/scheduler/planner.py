@@ -123,8 +123,8 @@ def plan_batch(
     records = sort_requests(requests, geometry, cost, l2_budget, min_piece, visits)
     if records.most_q_tiles > 1 or n * geometry.num_kv_heads > _INT32_MAX:
         check_counts(requests, records, geometry)
-    runs = make_runs(records, geometry, cost)
     item = cost.item(geometry)
+    runs = make_runs(records, geometry, item)
     best = _hand_out(records, runs, num_blocks, item, cost, split=policy == "balanced")
     plan = write_plan(records, runs, geometry, best, plan_layout(num_blocks, capacity), cost)
     plan.visible = visible
@@ -286,7 +286,7 @@ def write_plan(
     buffer[_NUM_SLOTS] = num_slots
     _write_cuts(buffer, layout, records, runs, geometry.num_kv_heads, cuts, slots)
 
-    rows = buffer[layout.requests : places_at].reshape(n + 1, len(REQUEST_FIELDS))
+    rows = items(buffer, layout.requests, (n + 1, len(REQUEST_FIELDS)), buffer.dtype)
     rows[:n, :6] = records.table.T
     rows[:n, 7] = records.ids | pack_meta(0, 0, records.section_heads)
     ends = None
@@ -300,17 +300,8 @@ def write_plan(
     # Without work: the sentinel.
     request = tile // tiles if ends is None else ends.searchsorted(tile, "right")
     write_starts(buffer, layout, n, tile, request)
-    return Plan(
-        buffer=buffer,
-        layout=layout,
-        num_requests=n,
-        num_tiles=runs.num_tiles,
-        num_whole_tiles=best.num_whole,
-        num_split_tiles=num_splits,
-        num_slots=num_slots,
-        price=best.price,
-        cost=cost,
-    )
+    tiles_of = runs.num_tiles, best.num_whole, num_splits
+    return Plan(buffer, layout, n, *tiles_of, num_slots, best.price, cost)
 
 
 def _places(

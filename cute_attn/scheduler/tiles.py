@@ -255,9 +255,12 @@ def _falling(values: Int64Array) -> Int64Array:
     return (-values).argsort(kind="stable")
 
 
-def make_runs(records: Records, geometry: Geometry, cost: CostModel) -> Runs:
-    """Runs of all records: sections of KV heads; in a section the last query tile first."""
-    num_heads, q_tiles, item = geometry.num_kv_heads, records.q_tiles, cost.item(geometry)
+def make_runs(records: Records, geometry: Geometry, item: int) -> Runs:
+    """Runs of all records: sections of KV heads; in a section the last query tile first.
+
+    `item`: cost of an item beside its KV blocks.
+    """
+    num_heads, q_tiles = geometry.num_kv_heads, records.q_tiles
     owner: Int64Array | slice
     heads: Each = num_heads
     if records.most_q_tiles <= 1 and num_heads <= MAX_SECTION_HEADS:
