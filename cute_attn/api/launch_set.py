@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -38,8 +37,7 @@ _MERGE_ROWS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Paging:
+class Paging(NamedTuple):
     """What an argument block holds of the step's KV format."""
 
     table_address: int  # 0 for ragged KV

@@ -37,6 +37,7 @@ class Workspace:
         self._given = given
         self._launch = launch
         self._memory: torch.Tensor | None = None
+        self._reserved: tuple[WorkspaceSize, int, PartialsAt] | None = None  # by size and begin
         self.before = 0
         """Bytes of the first launch in a workspace of the caller, where this is the second."""
 
@@ -53,10 +54,14 @@ class Workspace:
 
     def reserve(self, size: WorkspaceSize) -> PartialsAt:
         """Memory of the size, the same as before if that is large enough."""
+        # Partial results of another launch in the same workspace.
+        at = 0 if self._given is None else self.before
+        last = self._reserved
+        if last is not None and last[0] is size and last[1] == at:
+            return last[2]
         before = self._memory
-        at = 0  # partial results of another launch in the same workspace
         if self._given is not None:
-            self._memory, at = self._given, self.before
+            self._memory = self._given
         elif before is None or before.numel() < size.total:
             self._memory = torch.empty(size.total, dtype=torch.uint8, device=self._device)
         assert self._memory is not None
@@ -64,7 +69,9 @@ class Workspace:
             self._memory[:ARRIVALS_BYTES].zero_()  # from now on the kernels keep them at zero
         base = self._memory.data_ptr()
         arrivals, out, lse = (base + offset for offset in size.offsets_of(self._launch, at))
-        return PartialsAt(out, lse, arrivals)
+        reserved = PartialsAt(out, lse, arrivals)
+        self._reserved = size, at, reserved
+        return reserved
 
 
 class PieceMemory:

@@ -112,6 +112,7 @@ class PlannedLaunch:
             options.shape, options.info.index, self.store, order, captured, padded=fixed
         )
         self._sets: dict[KernelSpec, LaunchSet] = {}
+        self._last: LaunchSet | None = None  # of the last step that was prepared
         self._memory = PlanMemory()
         self.plan_of_step: Plan | None = None
         self.planned = False
@@ -138,9 +139,12 @@ class PlannedLaunch:
         options, spec = self._options, self._spec_of(step, num_sms)
         if self._fixed is None:
             self.workspace.check(options.size_of(spec), spec.schedule)
-        kernels = self._sets.get(spec)
-        if kernels is None:
-            kernels = self._sets[spec] = self._launch_set(spec)
+        kernels = self._last
+        if kernels is None or kernels.spec is not spec:  # quicker than a look at all its fields
+            kernels = self._sets.get(spec)
+            if kernels is None:
+                kernels = self._sets[spec] = self._launch_set(spec)
+            self._last = kernels
         geometry = kernels.geometry(step.band)
         blocks = num_sms * spec.tile.blocks_per_sm
         if self._fixed is not None:

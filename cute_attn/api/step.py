@@ -15,7 +15,6 @@ from cute_attn.api import checks
 from cute_attn.formats import DeviceKV, KVFormat
 from cute_attn.formats.errors import indptr
 from cute_attn.scheduler import RequestBatch, Visible
-from cute_attn.scheduler.each import most
 from cute_attn.variants import Variant
 
 
@@ -96,17 +95,8 @@ def make_step(
             "kv_format is a DeviceKV, whose lengths are on the device; it takes lengths on the host"
             " (or call plan_on_device)"
         )
-    if variant.mask is not None and not kv_format.has_positions:
-        raise ValueError(
-            f"variant {variant.name!r} masks by position, but keys have none in"
-            f" {type(kv_format).__name__}; it takes variants without a mask, e.g. 'full'"
-        )
-    by_position = [role for role, hook in variant.vector_hooks.items() if hook.reads("pos")]
-    if by_position and not kv_format.has_positions:
-        raise ValueError(
-            f"variant {variant.name!r} transforms the {by_position[0]} by position, but keys have"
-            f" none in {type(kv_format).__name__}; it takes variants that read no position"
-        )
+    if not kv_format.has_positions:
+        _check_reads_no_position(kv_format, variant)
     if qo_indptr is None:
         qo_indptr = getattr(kv_format, "qo_indptr", None)
         if qo_indptr is None:
@@ -135,6 +125,21 @@ def make_step(
         band=band,
         visible=variant.visible(values, expected),
     )
+
+
+def _check_reads_no_position(kv_format: KVFormat, variant: Variant) -> None:
+    """Raises ValueError for a variant that means positions, which keys of the format have not."""
+    if variant.mask is not None:
+        raise ValueError(
+            f"variant {variant.name!r} masks by position, but keys have none in"
+            f" {type(kv_format).__name__}; it takes variants without a mask, e.g. 'full'"
+        )
+    by_position = [role for role, hook in variant.vector_hooks.items() if hook.reads("pos")]
+    if by_position:
+        raise ValueError(
+            f"variant {variant.name!r} transforms the {by_position[0]} by position, but keys have"
+            f" none in {type(kv_format).__name__}; it takes variants that read no position"
+        )
 
 
 def make_device_step(
@@ -195,7 +200,7 @@ def _page_table(kv_format: KVFormat, device: torch.device) -> Any:
         return None
     table = kv_format.page_table
     if kv_format.table_on_host:
-        return table[: most(kv_format.kv_start + -(-kv_format.kv_len // kv_format.page_size))]
+        return table[: kv_format.table_end()]
     if table.device != device:
         raise TypeError(f"the page table is on {table.device}; it takes {device} or the host")
     return table

@@ -59,6 +59,11 @@ class KVFormat:
         begin = int(self.kv_start[request])
         return self.page_table[begin : begin + -(-int(self.kv_len[request]) // self.page_size)]
 
+    def table_end(self) -> int:
+        """Entries of the page table up to the last one in use; 0 without requests."""
+        pages = -(-self.kv_len // self.page_size)
+        return int((self.kv_start + pages).max(initial=0))
+
     def check_num_pages(self, num_pages: int) -> None:
         """Raises ValueError if a page number in use is outside a cache of `num_pages` pages.
 

@@ -49,16 +49,17 @@ class PagedKV(KVFormat):
             )
         self.kv_start = rows[:-1]
         pages = rows[1:] - rows[:-1]
-        wrong = (last > page_size) | (last < np.minimum(pages, 1))
-        if np.count_nonzero(wrong):
-            at = int(wrong.argmax())
+        some = pages > 0
+        if last.size and (last[last.argmax()] > page_size or np.count_nonzero(last < some)):
+            at = int(((last > page_size) | (last < some)).argmax())
             raise ValueError(
                 f"kv_last_page_len[{at}] is {last[at]} with {pages[at]} pages of {page_size}; it "
                 f"takes 1 .. {page_size} (or 0 where a request has no pages)"
             )
-        self.kv_len = np.where(pages > 0, (pages - 1) * page_size + last, 0)
+        # Without pages it is at most 0 before that is made 0.
+        self.kv_len = np.maximum(pages * page_size + (last - page_size), 0)
         self.page_table, self.table_on_host = page_numbers("kv_indices", kv_indices, 1)
-        used = int(rows[-1])
+        self._used = used = int(rows[-1])
         if self.page_table.shape[0] < used:
             raise ValueError(
                 f"kv_indices has {self.page_table.shape[0]} entries but kv_indptr[-1] is {used}"
@@ -67,6 +68,9 @@ class PagedKV(KVFormat):
         if self.table_on_host or check:
             table = self.page_table if self.table_on_host else to_host(self.page_table)
             self.max_page = check_used_pages("kv_indices", table[:used])
+
+    def table_end(self) -> int:
+        return self._used
 
 
 class BlockTableKV(KVFormat):

@@ -106,34 +106,43 @@ class RequestBatch:
         if n and not (q_pos is None and kv_pos is None and self._is_small()):
             self._check()
 
+    def _row(self, row: int) -> Int64Array:
+        found: Int64Array = self.table[row]
+        return found
+
     @property
     def q_start(self) -> Int64Array:
-        return self.table[_Q_START]
+        return self._row(_Q_START)
 
     @property
     def q_len(self) -> Int64Array:
-        return self.table[_Q_LEN]
+        return self._row(_Q_LEN)
 
     @property
     def kv_start(self) -> Int64Array:
-        return self.table[_KV_START]
+        return self._row(_KV_START)
 
     @property
     def kv_len(self) -> Int64Array:
-        return self.table[_KV_LEN]
+        return self._row(_KV_LEN)
 
     @property
     def q_pos(self) -> Int64Array:
-        return self.table[_Q_POS]
+        return self._row(_Q_POS)
 
     @property
     def kv_pos(self) -> Int64Array:
-        return self.table[_KV_POS]
+        return self._row(_KV_POS)
 
     @property
     def equal_q_len(self) -> int:
         """The number of query tokens that every request has; 0 if they differ or there are none."""
         return self.most_q_len if self.most_q_len == self.least_q_len else 0
+
+    @property
+    def num_active(self) -> int:
+        """Requests that have query tokens."""
+        return self.num_requests if self.least_q_len else int(np.count_nonzero(self.q_len))
 
     def _check_ids(self, ids: Int64Array) -> None:
         n = self.num_requests

@@ -247,7 +247,7 @@ def number_slots(cuts: Cuts, *, repeated: bool) -> Slots | None:
         moved = np.ones(cut.size, np.bool_)
         np.not_equal(block[1:], block[:-1], out=moved[:-1])
         moved |= edges[1:]
-        before = running_sum(moved, cut.size)
+        before = running_sum(moved.astype(np.int64), cut.size)
         slot = split + 1 + before[:-1]
         first = before[begins]
         count = first[1:] - first[:-1]

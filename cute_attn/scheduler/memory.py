@@ -7,7 +7,6 @@ and slots are the same, and only the records (lengths, addresses) are new.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from cute_attn.abi.plan import REQUEST_FIELDS
 from cute_attn.scheduler.batch import Geometry, RequestBatch
 from cute_attn.scheduler.each import Int64Array
 from cute_attn.scheduler.plan import Plan
+from cute_attn.scheduler.sections import items
 from cute_attn.scheduler.starts import renew_starts
 from cute_attn.scheduler.tiles import Records, last_tile_blocks
 
@@ -57,11 +57,10 @@ class PlanMemory:
         if np.count_nonzero(blocks != self._blocks) or not self._same_ids(requests.ids):
             return None
         buffer, layout, count = plan.buffer.copy(), plan.layout, plan.num_requests
-        places = layout.places(count)
-        records = buffer[layout.requests : places].reshape(count + 1, len(REQUEST_FIELDS))
-        records[:count, :6] = requests.table.take(self._order, axis=1).T
+        records = items(buffer, layout.requests, (count, len(REQUEST_FIELDS)), buffer.dtype)
+        records[:, :6] = requests.table.take(self._order, axis=1).T
         renew_starts(buffer, layout, count)
-        return replace(plan, buffer=buffer)
+        return plan.with_buffer(buffer)
 
     def _same_ids(self, ids: Int64Array | None) -> bool:
         if ids is None or self._ids is None:

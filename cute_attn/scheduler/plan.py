@@ -48,6 +48,12 @@ class Plan:
     resident_blocks: int | None = None
     visible: Visible | None = None
 
+    def with_buffer(self, buffer: IntArray) -> Plan:
+        """The same with a buffer in which only numbers of the records are other ones."""
+        counts = self.num_tiles, self.num_whole_tiles, self.num_split_tiles, self.num_slots
+        known = self.price, self.cost, self.resident_blocks, self.visible
+        return Plan(buffer, self.layout, self.num_requests, *counts, *known)
+
     @property
     def block_costs(self) -> Int64Array:
         """(num_blocks,) int64, model cost of each block, ns."""

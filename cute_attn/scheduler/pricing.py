@@ -34,13 +34,17 @@ class Price:
     @classmethod
     def known(cls, blocks: Int64Array, merge: int = 0) -> Price:
         """What is computed already."""
-        return cls(partial(tuple, (blocks, merge)))
+        return cls(partial(_both, blocks, merge))
 
     def numbers(self) -> tuple[Int64Array, int]:
         """Of the blocks, and of the merge."""
         if self._computed is None:
             self._computed = self._compute()
         return self._computed
+
+
+def _both(blocks: Int64Array, merge: int) -> tuple[Int64Array, int]:
+    return blocks, merge
 
 
 @dataclass(slots=True)

@@ -119,7 +119,9 @@ class Runs:
 
     def shortest(self, run: Int64Array) -> int:
         """The fewest KV blocks of a tile in some runs, which do not fall; at least one."""
-        return int(self.blocks[run[-1]] if isinstance(self.records, slice) else least(self.blocks[run]))
+        if isinstance(self.records, slice):
+            return int(self.blocks[run[-1]])
+        return least(self.blocks[run])
 
     def records_of(self, run: Int64Array) -> Int64Array:
         """The records of some runs."""
