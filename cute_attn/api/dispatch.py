@@ -27,7 +27,7 @@ from cute_attn.codegen.registered import REGISTERED
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
 from cute_attn.codegen.vector_hooks import is_heavy, turns_bytes
-from cute_attn.scheduler import Geometry, RequestBatch
+from cute_attn.scheduler import Geometry
 from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
 
 IntArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
@@ -125,17 +125,17 @@ def is_long(problem: Problem, q_len: IntArray, kv_len: IntArray, band: tuple[int
     return bool(beyond >= 0 and np.count_nonzero(q_len))
 
 
-def tiles_per_sm(requests: RequestBatch, rows: int, num_kv_heads: int, num_sms: int) -> int:
+def tiles_per_sm(q_len: IntArray, rows: int, num_kv_heads: int, num_sms: int) -> int:
     """Query tiles of a decode step per SM, rounded up.
 
     Args:
-        requests: of the step.
+        q_len: (requests,) query tokens.
         rows: packed query rows of the longest request.
         num_kv_heads: KV heads.
         num_sms: SMs that the step gets.
     """
     tiles = -(-rows // ampere.decode_rows(rows)) * num_kv_heads
-    return -(-requests.num_active * tiles // num_sms)
+    return -(-int(np.count_nonzero(q_len)) * tiles // num_sms)
 
 
 def spec_for(

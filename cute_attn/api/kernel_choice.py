@@ -68,7 +68,7 @@ class KernelChoice:
         requests = step.requests
         longest = requests.most_q_len * self._shape.group
         heads = self._shape.num_kv_heads
-        tiles = dispatch.tiles_per_sm(requests, longest, heads, num_sms)
+        tiles = dispatch.tiles_per_sm(requests.q_len, longest, heads, num_sms)
         # Of larger numbers it does not matter how large they are.
         rows, tiles = min(longest, dispatch.MOST_ROWS + 1), min(tiles, dispatch.FEW_TILES + 1)
         schedule = schedule or self._schedule

@@ -160,7 +160,7 @@ def parts_of_step(
         spec = choose(
             problem,
             rows=longest,
-            tiles_per_sm=tiles_per_sm(requests, longest, num_kv_heads, sms),
+            tiles_per_sm=tiles_per_sm(requests.q_len, longest, num_kv_heads, sms),
             long=is_long(problem, requests.q_len, requests.kv_len, step.band),
             schedule=schedule,
         )

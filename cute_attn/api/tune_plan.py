@@ -119,6 +119,6 @@ def _default_spec(
     return dispatch.choose(
         problem,
         rows=longest,
-        tiles_per_sm=dispatch.tiles_per_sm(requests, longest, num_kv_heads, num_sms),
+        tiles_per_sm=dispatch.tiles_per_sm(requests.q_len, longest, num_kv_heads, num_sms),
         long=dispatch.is_long(problem, requests.q_len, requests.kv_len, step.band),
     )

@@ -139,11 +139,6 @@ class RequestBatch:
         """The number of query tokens that every request has; 0 if they differ or there are none."""
         return self.most_q_len if self.most_q_len == self.least_q_len else 0
 
-    @property
-    def num_active(self) -> int:
-        """Requests that have query tokens."""
-        return self.num_requests if self.least_q_len else int(np.count_nonzero(self.q_len))
-
     def _check_ids(self, ids: Int64Array) -> None:
         n = self.num_requests
         if ids.size != n:
