@@ -208,7 +208,10 @@ def _fits(arch: str, schedule: str, tile: Tile, head_dim: int, turns: int) -> bo
 
 def decode_rows(rows: int) -> int:
     """Packed query rows of the decode tile for `rows` of a request."""
-    return next((q for q in DECODE_ROWS if q >= rows), max(DECODE_ROWS))
+    for q in DECODE_ROWS:
+        if q >= rows:
+            return q
+    return max(DECODE_ROWS)
 
 
 def row_tiles(tile: Tile) -> int:

@@ -86,7 +86,8 @@ def check_used_pages(name: str, used: Any) -> int:
     if used.size == 0:
         return -1
     # Seen as unsigned, a negative number is the largest: one pass over a long table.
-    highest = int(used.view(np.uint32).max())
+    unsigned = used.view(np.uint32)
+    highest = int(unsigned[unsigned.argmax()])
     if highest > INT32_MAX:
         raise ValueError(
             f"{name} holds page {used.min()} where a page is in use; it takes 0 or more"

@@ -34,7 +34,7 @@ def host_integers(name: str, value: Any, ndim: int = 1) -> Int64Array:
 
 def _host_array(name: str, value: Any, ndim: int) -> npt.NDArray[Any]:
     """`value` as an integer array on the host, of the type it has."""
-    if device_type(value) != "cpu":
+    if type(value) is not np.ndarray and device_type(value) != "cpu":
         raise TypeError(
             f"{name} is on device {value.device}; it takes a host array (list, NumPy array or CPU "
             "tensor): planning reads it, and a copy from the device would wait for the device"

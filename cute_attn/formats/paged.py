@@ -56,8 +56,10 @@ class PagedKV(KVFormat):
                 f"kv_last_page_len[{at}] is {last[at]} with {pages[at]} pages of {page_size}; it "
                 f"takes 1 .. {page_size} (or 0 where a request has no pages)"
             )
-        # Without pages it is at most 0 before that is made 0.
-        self.kv_len = np.maximum(pages * page_size + (last - page_size), 0)
+        kv_len = pages * page_size
+        kv_len += last
+        kv_len -= page_size
+        self.kv_len = np.maximum(kv_len, 0, out=kv_len)  # without pages it was at most 0
         self.page_table, self.table_on_host = page_numbers("kv_indices", kv_indices, 1)
         self._used = used = int(rows[-1])
         if self.page_table.shape[0] < used:
