@@ -17,6 +17,7 @@ from cute_attn.scheduler.tiles import Records, Runs
 
 _MOST_PIECES = 64
 """Of one tile, where tiles are cut evenly: more are not worth their merge."""
+_INT64_MAX = (1 << 63) - 1
 _LOOKED_AT = 4
 """Blocks; of the first ones, which have the longest tiles, one mostly ends late enough."""
 
@@ -169,29 +170,31 @@ def cut_evenly(records: Records, runs: Runs, num_blocks: int) -> Cuts | None:
     block_cost = pick(records.block_cost, runs.records)
     loop = blocks * block_cost
     fixed = runs.tile_cost - loop
-    tried = np.arange(1, min(num_blocks - runs.num_tiles + 1, _MOST_PIECES) + 1)[:, None]
-    longest = np.maximum((most(loop) + (tried - 1)) // tried, 1)
+    tried = numbers(min(num_blocks - runs.num_tiles + 1, _MOST_PIECES) + 1)[1:, None]
+    shorter = -most(loop) // tried  # quotients are rounded up: of the one negative, negative
     limit = np.maximum(blocks // pick(records.min_piece, runs.records), 1)
     # (tried, runs) pieces per tile, and when the last of them is merged.
-    pieces = np.maximum(np.minimum((loop + (longest - 1)) // longest, limit), 1)
-    ends = (blocks + (pieces - 1)) // pieces * block_cost + fixed
+    pieces = np.maximum(np.minimum(-(loop // shorter), limit), 1)
+    ends = -(-blocks // pieces) * block_cost + fixed
     merge = pieces * pick(records.merge_cost, runs.records)
     merge += pick(records.partial_cost, runs.records)
     ends += merge * (pieces > 1)
     per_run = heads * pieces
     finish = np.maximum.reduce(ends, axis=1)
-    finish[np.add.reduce(per_run, axis=1) > num_blocks] = np.iinfo(np.int64).max
-    best = finish.argmin()
+    finish[np.add.reduce(per_run, axis=1) > num_blocks] = _INT64_MAX
+    best = int(finish.argmin())
     of_tile, per_run = pieces[best], per_run[best]
     if most(of_tile) == 1:
         return None
 
     # A cut before every piece; the others at the end of the last run.
     begin = running_sum(per_run, per_run.size)
+    used = int(begin[-1])
     cuts = per_run.copy()
-    cuts[-1] += num_blocks + 1 - begin[-1]
-    run = np.arange(per_run.size).repeat(cuts)
-    own = np.minimum(np.arange(num_blocks + 1), begin[-1]) - begin[run]
+    cuts[-1] += num_blocks + 1 - used
+    run = numbers(per_run.size).repeat(cuts)
+    own = numbers(num_blocks + 1) - begin[run]
+    own[used:] = own[used]
     local, piece = np.divmod(own, of_tile[run])
     at = piece * blocks[run] // of_tile[run]
     tile_begin = runs.cost_begin[run] + local * runs.tile_cost[run]
