@@ -204,8 +204,8 @@ def _hand_out(
             return splits[0]  # cut between tiles, a block has the longest one
     # With all tiles on the line, cut between them, a block has the longest tile, and more than one
     # where those are shorter than a share.
-    finish = 0 if num_whole or not splits else min(one.finish for one in splits)
-    if not finish or finish >= longest and finish >= cost_between_tiles(marks):
+    finish = min(splits, key=_FINISH).finish if splits and not num_whole else 0
+    if not finish or (finish >= longest and finish >= cost_between_tiles(marks)):
         candidates.append(cut_between(cut_between_tiles(runs, marks), loads, num_whole, rounds))
     candidates += splits
     return candidates[0] if len(candidates) == 1 else min(candidates, key=_FINISH)

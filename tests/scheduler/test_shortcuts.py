@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -10,8 +11,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cute_attn.scheduler import CostModel, Geometry, RequestBatch, plan_batch, pricing
-from cute_attn.scheduler.cuts import Cuts, share_line, share_line_equally
+from cute_attn.scheduler import CostModel, Geometry, RequestBatch, plan_batch, planner, pricing
+from cute_attn.scheduler.cuts import (
+    Cuts,
+    cost_between_tiles,
+    cut_between_tiles,
+    share_line,
+    share_line_equally,
+)
 from cute_attn.scheduler.rounds import hand_out_rounds
 from cute_attn.scheduler.tiles import sort_requests
 
@@ -58,8 +65,7 @@ def test_lines_without_loads_repeat_no_cut(
 def test_repeated_cuts_share_a_slot() -> None:
     """Four cuts: twice the same one in the first tile, one more there, one in the next."""
     tile, block = np.array([0, 3, 3, 3, 4, 9]), np.array([0, 2, 2, 5, 1, 0])
-    cost = 100 * tile + 10 * block
-    slots = pricing.number_slots(Cuts(tile, block, tile, cost), repeated=True)
+    slots = pricing.number_slots(Cuts(tile, block, tile, 100 * tile), repeated=True)
     assert slots is not None and slots.moved is not None
     assert slots.cut.tolist() == [1, 2, 3, 4]
     assert slots.moved.tolist() == [False, True, True, True]
@@ -69,6 +75,83 @@ def test_repeated_cuts_share_a_slot() -> None:
     assert slots.first.tolist() == [0, 3]
     assert slots.pieces.tolist() == [3, 2]
     assert slots.count == 5
+
+
+def _spied(name: str, made: list[tuple[Any, Any]]) -> Any:
+    """Patches a function of the planner so that its arguments and what it returns are kept."""
+    real = getattr(planner, name)
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        returned = real(*args, **kwargs)
+        made.append((args, returned))
+        return returned
+
+    return mock.patch.object(planner, name, spy)
+
+
+long_keys = st.lists(st.integers(0, 200_000), min_size=1, max_size=40)
+heads = st.builds(Geometry, *(st.sampled_from(x) for x in ([16, 64], [16, 64], [1, 4], [1, 8, 32])))
+
+
+@given(st.one_of(keys, long_keys), heads, cases.num_blocks, cases.costs, cases.min_pieces)
+@settings(max_examples=300)
+def test_a_bound_spares_the_prices(
+    kv_len: list[int],
+    geometry: Geometry,
+    num_blocks: int,
+    cost: CostModel,
+    min_piece: int | None,
+) -> None:
+    """No cut anywhere takes longer than `_most_cost` says, so cuts between tiles, of which a block
+    has the longest tile, are worse where that is longer."""
+    requests = RequestBatch.from_lengths([1] * len(kv_len), kv_len)
+    bounds: list[tuple[Any, Any]] = []
+    made: list[tuple[Any, Any]] = []
+    with _spied("_most_cost", bounds), _spied("cut_inside", made):
+        plan = plan_batch(requests, geometry, num_blocks, cost=cost, min_piece=min_piece)
+    for (_, longest, *_), bound in bounds:
+        anywhere = made[0][1]
+        assert bound == longest or anywhere.finish <= bound
+        if bound < longest:
+            assert plan.block_costs.tolist() == anywhere.price.numbers()[0].tolist()
+
+
+@given(st.one_of(keys, long_keys), heads, cases.num_blocks, cases.costs)
+@settings(max_examples=300)
+def test_the_first_blocks_end_no_later_than_the_busiest(
+    kv_len: list[int], geometry: Geometry, num_blocks: int, cost: CostModel
+) -> None:
+    requests = RequestBatch.from_lengths([1] * len(kv_len), kv_len)
+    marked: list[tuple[Any, Any]] = []
+    with _spied("mark_line", marked):
+        plan_batch(requests, geometry, num_blocks, cost=cost)
+    for (runs, *_), marks in marked:
+        begins = cut_between_tiles(runs, marks).begin
+        assert cost_between_tiles(marks) <= int((begins[1:] - begins[:-1]).max())
+
+
+@pytest.mark.parametrize(("step", "priced"), [(480, 0), (30, 1)])  # 16 decodes, 256
+def test_few_long_decodes_are_planned_without_a_price(step: int, priced: int) -> None:
+    keys = range(500, 8180, step)
+    requests = RequestBatch.from_lengths([1] * len(keys), keys)
+    cost = CostModel.for_kernel(schedule="ampere_decode")
+    price = mock.Mock(wraps=pricing._price_inside)
+    with mock.patch.object(pricing, "_price_inside", price):
+        plan = plan_batch(requests, Geometry(16, 64, 4, 8), 132, cost=cost)
+        assert plan.num_split_tiles > 0
+        assert price.call_count == priced
+        assert plan.block_costs.size == 132 and plan.merge_cost > 0
+        assert price.call_count == 1
+
+
+def test_plans_share_no_memory() -> None:
+    """The blank plan that they begin as is copied."""
+    requests = RequestBatch.from_lengths([1] * 9, range(900, 9900, 1000))
+    one, two = (plan_batch(requests, Geometry(16, 64, 4, 8), 132) for _ in range(2))
+    before = two.buffer.tobytes()
+    one.buffer.fill(-7)
+    three = plan_batch(requests, Geometry(16, 64, 4, 8), 132)
+    assert before == two.buffer.tobytes() == three.buffer.tobytes()
 
 
 def test_any_kind_of_integer_will_do() -> None:
