@@ -1,4 +1,4 @@
-"""Plans without work: what a step's lengths do not change is copied, not written anew."""
+"""Plans without work: what the lengths of a step do not change is copied, not written anew."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cute_attn.abi.plan import (
     HEADER_FIELDS,
     REQUEST_FIELDS,
     START_FIELDS,
+    UNBOUNDED,
     Header,
     IntArray,
     plan_layout,
@@ -28,9 +29,6 @@ def blank_plan(
     geometry: Geometry,
     num_blocks: int,
     num_requests: int,
-    num_whole: int,
-    first_listed: int,
-    places: int,
     tiles: int,
 ) -> IntArray:
     """A plan up to its listed rounds, to be copied: a header without counts of tiles and slots,
@@ -39,7 +37,6 @@ def blank_plan(
 
     Args:
         geometry, num_blocks, num_requests: of the step.
-        num_whole, first_listed, places: as in the header.
         tiles: of each request; 0 where they differ.
     """
     layout = plan_layout(num_blocks, num_requests)
@@ -47,7 +44,7 @@ def blank_plan(
     blank[: layout.starts] = Header(
         num_requests=num_requests,
         num_tiles=0,
-        num_whole_tiles=num_whole,
+        num_whole_tiles=0,
         num_split_tiles=0,
         window_left=geometry.window_left,
         window_right=geometry.window_right,
@@ -57,8 +54,8 @@ def blank_plan(
         group=geometry.group,
         num_kv_heads=geometry.num_kv_heads,
         num_blocks=num_blocks,
-        first_listed_round=first_listed,
-        places=places,
+        first_listed_round=UNBOUNDED,
+        places=0,
     )
     starts = blank[layout.starts : layout.splits].reshape(num_blocks, len(START_FIELDS))
     starts[:] = blank[_SOURCES]

@@ -55,7 +55,7 @@ from cute_attn.scheduler.plan import Plan
 from cute_attn.scheduler.pricing import Candidate, Price, cut_between, cut_inside, price_whole
 from cute_attn.scheduler.rounds import hand_out_rounds, sort_last_rounds
 from cute_attn.scheduler.sections import CUT, SPLIT, items
-from cute_attn.scheduler.starts import write_starts
+from cute_attn.scheduler.starts import write_copies, write_starts
 from cute_attn.scheduler.tiles import Records, Runs, make_runs, sort_requests
 from cute_attn.scheduler.visits import Visible, Visits, tile_of
 from cute_attn.scheduler.workspace import max_slots
@@ -273,8 +273,7 @@ def write_plan(
     num_listed = 0 if listed is None else listed.size
     tiles = records.q_tiles * geometry.num_kv_heads  # of each request, or of every one
     alike = tiles if isinstance(tiles, int) else 0
-    places = places_at if num_listed else 0
-    blank = blank_plan(geometry, num_blocks, n, best.num_whole, first_listed, places, alike)
+    blank = blank_plan(geometry, num_blocks, n, alike)
     if listed is None:
         buffer = blank.copy()
     else:
@@ -284,6 +283,9 @@ def write_plan(
     buffer[_NUM_TILES] = runs.num_tiles
     buffer[_NUM_SPLITS] = num_splits
     buffer[_NUM_SLOTS] = num_slots
+    if best.num_whole:
+        copies = {"num_whole_tiles": best.num_whole, "first_listed_round": first_listed}
+        write_copies(buffer, layout, copies | {"places": places_at if num_listed else 0})
     _write_cuts(buffer, layout, records, runs, geometry.num_kv_heads, cuts, slots)
 
     rows = items(buffer, layout.requests, (n + 1, len(REQUEST_FIELDS)), buffer.dtype)

@@ -25,11 +25,12 @@ class Price:
         compute: returns both.
     """
 
-    __slots__ = ("_compute", "_computed")
+    __slots__ = ("_compute", "_computed", "_finish")
 
     def __init__(self, compute: Callable[[], tuple[Int64Array, int]]) -> None:
         self._compute = compute
         self._computed: tuple[Int64Array, int] | None = None
+        self._finish: int | None = None
 
     @classmethod
     def known(cls, blocks: Int64Array, merge: int = 0) -> Price:
@@ -41,6 +42,13 @@ class Price:
         if self._computed is None:
             self._computed = self._compute()
         return self._computed
+
+    def finish(self) -> int:
+        """When the busiest block ends, and the merge."""
+        if self._finish is None:
+            blocks, merge = self.numbers()
+            self._finish = most(blocks) + merge
+        return self._finish
 
 
 def _both(blocks: Int64Array, merge: int) -> tuple[Int64Array, int]:
@@ -60,8 +68,7 @@ class Candidate:
     @property
     def finish(self) -> int:
         """When its busiest block ends, and the merge."""
-        blocks, merge = self.price.numbers()
-        return most(blocks) + merge
+        return self.price.finish()
 
 
 def cut_inside(

@@ -5,9 +5,17 @@ They are copies of header fields, which a blank plan holds, and of request recor
 
 from __future__ import annotations
 
-from cute_attn.abi.plan import IntArray, PlanLayout
+from cute_attn.abi.plan import HEADER_FIELDS, IntArray, PlanLayout
 from cute_attn.scheduler.each import Int64Array
 from cute_attn.scheduler.sections import RECORD, START, items
+
+
+def write_copies(buffer: IntArray, layout: PlanLayout, values: dict[str, int]) -> None:
+    """Writes header fields of which each start has a copy."""
+    starts = items(buffer, layout.starts, layout.num_blocks, START)
+    for name, value in values.items():
+        buffer[HEADER_FIELDS.index(name)] = value
+        starts[name] = value
 
 
 def write_starts(
