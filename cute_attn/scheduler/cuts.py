@@ -171,7 +171,8 @@ def cut_evenly(records: Records, runs: Runs, num_blocks: int) -> Cuts | None:
     loop = blocks * block_cost
     fixed = runs.tile_cost - loop
     tried = numbers(min(num_blocks - runs.num_tiles + 1, _MOST_PIECES) + 1)[1:, None]
-    shorter = -most(loop) // tried  # quotients are rounded up: of the one negative, negative
+    # Quotients are rounded up: minus the negative one rounded down.
+    shorter = -most(loop) // tried
     limit = np.maximum(blocks // pick(records.min_piece, runs.records), 1)
     # (tried, runs) pieces per tile, and when the last of them is merged.
     pieces = np.maximum(np.minimum(-(loop // shorter), limit), 1)
@@ -197,7 +198,7 @@ def cut_evenly(records: Records, runs: Runs, num_blocks: int) -> Cuts | None:
     own[used:] = own[used]
     local, piece = np.divmod(own, of_tile[run])
     at = piece * blocks[run] // of_tile[run]
-    tile_begin = runs.cost_begin[run] + local * runs.tile_cost[run]
+    tile_begin: Int64Array = runs.cost_begin[run] + local * runs.tile_cost[run]
     return Cuts(runs.tiles_before(run) + local, at, run, tile_begin)
 
 
