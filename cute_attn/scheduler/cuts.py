@@ -184,7 +184,8 @@ def cut_evenly(records: Records, runs: Runs, num_blocks: int) -> Cuts | None:
     finish = np.maximum.reduce(ends, axis=1)
     finish[np.add.reduce(per_run, axis=1) > num_blocks] = _INT64_MAX
     best = int(finish.argmin())
-    of_tile, per_run = pieces[best], per_run[best]
+    of_tile: Int64Array = pieces[best]
+    per_run = per_run[best]
     if most(of_tile) == 1:
         return None
 
@@ -196,9 +197,9 @@ def cut_evenly(records: Records, runs: Runs, num_blocks: int) -> Cuts | None:
     run = numbers(per_run.size).repeat(cuts)
     own = numbers(num_blocks + 1) - begin[run]
     own[used:] = own[used]
-    local, piece = np.divmod(own, of_tile[run])
+    local, piece = divmod(own, of_tile[run])
     at = piece * blocks[run] // of_tile[run]
-    tile_begin: Int64Array = runs.cost_begin[run] + local * runs.tile_cost[run]
+    tile_begin = runs.cost_begin[run] + local * runs.tile_cost[run]
     return Cuts(runs.tiles_before(run) + local, at, run, tile_begin)
 
 
