@@ -97,6 +97,7 @@ def includes(spec: KernelSpec) -> list[str]:
     dependent = ["cute_attn/dependent_launch.hpp"] if has_dependent_launch(spec.arch) else []
     fused = ["cute_attn/piece_merge.hpp"] if spec.fuses_merge else []
     fixed = ["cute_attn/fixed_pieces.hpp"] if spec.fixed_pieces else []
+    heads = ["cute_attn/head_walker.hpp"] if spec.per_head else []
     products = ["key_gemm", "key_softmax"] if spec.schedule == DECODE else ["warp_gemm"]
     headers = [
         f"cute_attn/ampere/{rows}.hpp",
@@ -106,6 +107,7 @@ def includes(spec: KernelSpec) -> list[str]:
         *dependent,
         *fused,
         *fixed,
+        *heads,
         *(["cute_attn/trace.hpp"] if spec.trace else []),
         *hook_headers(spec.variant),
         *(["cute_attn/vector_hooks.hpp"] if spec.variant.vector_hooks else []),
@@ -132,6 +134,7 @@ def _spec_lines(spec: KernelSpec) -> list[str]:
     )
     pieces = ", split at places that depend on the request alone" if spec.fixed_pieces else ""
     where = "pages of any size" if spec.loader == "paged" else "contiguous rows"
+    where += ", others for each KV head" if spec.per_head else ""
     return [
         f"architecture   {spec.arch}",
         f"elements       {spec.dtype}, accumulated in float32; head_dim {spec.head_dim_qk}",

@@ -16,6 +16,8 @@ LOADERS = ("ragged", "paged", "gather")
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
 TRACED = ("hopper_tile", "ampere_tile", "ampere_decode")
 """Schedules whose kernels can keep time of their items."""
+PER_HEAD = ("hopper_tile", "ampere_tile", "ampere_decode")
+"""Schedules whose kernels can take plans in which every KV head of a request has its own keys."""
 BLOCK_SMEM = {
     "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
     "sm_90a": 227 << 10,
@@ -90,6 +92,8 @@ class KernelSpec:
             the same.
         fixed_pieces: for plans of fixed pieces (ampere_decode): where tiles are cut depends on
             their request alone. See `cute_attn.scheduler.plan_fixed_pieces`.
+        per_head: for plans with `heads_in_ids` (cute_attn/abi/plan.py): every KV head of a request
+            has its own page table.
     """
 
     arch: str
@@ -104,6 +108,7 @@ class KernelSpec:
     # These are not in the digest: see `name`.
     delays: bool = field(default=False, repr=False)
     fixed_pieces: bool = field(default=False, repr=False)
+    per_head: bool = field(default=False, repr=False)
     trace: bool = field(default=False, repr=False)
 
     @property
@@ -127,7 +132,7 @@ class KernelSpec:
         dims = f"d{self.head_dim_qk}"
         if self.head_dim_vo != self.head_dim_qk:
             dims += f"x{self.head_dim_vo}"
-        switches = ("delays", "fixed_pieces", "trace")
+        switches = ("delays", "fixed_pieces", "per_head", "trace")
         extra = "".join(f"_{name}" for name in switches if getattr(self, name))
         return (
             f"{self.schedule}_{self.dtype}_{dims}_{self.loader}_g{self.group}"
@@ -152,6 +157,13 @@ class KernelSpec:
                 f"fixed_pieces is True; {self.schedule!r} does not cut tiles itself, only"
                 " 'ampere_decode' does"
             )
+        if self.per_head and self.schedule not in PER_HEAD:
+            reasons.append(
+                f"per_head is True; {self.schedule!r} takes one table per request,"
+                f" {', '.join(PER_HEAD)} take one for each KV head"
+            )
+        if self.per_head and self.fixed_pieces:
+            reasons.append("per_head and fixed_pieces are True; plans are of one of the two")
         if self.dtype == "fp16" and not self.variant.softmax:
             low, high = self.variant.weights_between() or (0.0, 0.0)
             if max(-low, high) > _FP16_MAX:

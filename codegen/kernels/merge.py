@@ -34,6 +34,8 @@ def emit_merge(
     tile_q: int,
     group: int,
     variant: Variant | None = None,
+    *,
+    per_head: bool = False,
 ) -> GeneratedKernel:
     """Generates the merge for one tile shape.
 
@@ -45,6 +47,7 @@ def emit_merge(
         group: query heads per KV head.
         variant: whose rows they are; what it does with finished ones (`Variant.finish`) is done
             here. None: nothing.
+        per_head: for plans with `heads_in_ids`.
 
     Raises:
         UnsupportedSpecError: with the reasons.
@@ -57,7 +60,8 @@ def emit_merge(
     params = merge_params(finish)
     own = () if finish is None else (finish,)
     name = symbol(
-        f"merge_{dtype}_d{head_dim_vo}_q{tile_q}_g{group}{'_finish' if own else ''}_{arch}",
+        f"merge_{dtype}_d{head_dim_vo}_q{tile_q}_g{group}"
+        f"{'_finish' if own else ''}{'_per_head' if per_head else ''}_{arch}",
         arch, dtype, head_dim_vo, tile_q, group, *own,
     )  # fmt: skip
     text = render(
@@ -69,6 +73,7 @@ def emit_merge(
         tile_q=tile_q,
         group=group,
         split=split,
+        per_head=per_head,
         dependent_launch=has_dependent_launch(arch),
         softmax=finish is None or finish.softmax,
         row_state=finish is not None and finish.row_state is not None,

@@ -23,6 +23,9 @@ request is query token r // group under query head kv_head * group + r % group. 
 `num_whole_tiles` tiles are handed out whole, in rounds of `num_blocks`; the others lie on one line
 of KV blocks that is cut in `num_blocks` pieces (stream-K).
 
+With `heads_in_ids` every KV head of a request has keys of its own, and so a record of its own, with
+`num_kv_heads` 1: the batch index of the record is an id, request * heads_in_ids + KV head.
+
 With `fixed_pieces` all tiles are on the line, cuts lie between pieces only, and a block may have
 many pieces of a tile; there are no records in `splits`.
 
@@ -64,7 +67,7 @@ class Header(NamedTuple):
     first_listed_round: int  # rounds from this one on are listed in `places`; UNBOUNDED = none
     places: int  # offset of `places` in the buffer, in int32; 0 = none
     fixed_pieces: int = 0  # 1: tiles are cut as `work.num_pieces` says, whoever computes the pieces
-    reserved_15: int = 0
+    heads_in_ids: int = 0  # KV heads that ids tell apart, see below; 0 = none. Kernels know it
 
 
 HEADER_FIELDS = Header._fields
@@ -128,7 +131,8 @@ class RequestRecord(NamedTuple):
 
     @property
     def batch(self) -> int:
-        """Index of the request in the order in which the caller gave it."""
+        """Index of the request in the order in which the caller gave it; with `heads_in_ids` of the
+        (request, KV head)."""
         return self.meta & (MAX_BATCH - 1)
 
     @property

@@ -101,6 +101,7 @@ class WorkWalker:
         self.plan = plan
         self.tile_q, self.tile_kv = plan.get("tile_q"), plan.get("tile_kv")
         self.group, self.num_kv_heads = plan.get("group"), plan.get("num_kv_heads")
+        self.heads_in_ids = plan.get("heads_in_ids")
         self.window_left, self.window_right = plan.get("window_left"), plan.get("window_right")
         self.num_blocks, self.num_whole = plan.get("num_blocks"), plan.get("num_whole_tiles")
         self.first_listed = plan.get("first_listed_round")
@@ -108,6 +109,10 @@ class WorkWalker:
         num_requests = plan.get("num_requests")
         self._records = [plan.request(i) for i in range(num_requests)]
         self._tile_begin = plan.requests[: num_requests + 1, _TILE_BEGIN].tolist()
+
+    def callers_request(self, request: int) -> int:
+        """The caller's request that record `request` is, or is a KV head of."""
+        return self._records[request].batch // (self.heads_in_ids or 1)
 
     def tile_item(self, request: int, tile: int) -> Item:
         """The whole of `tile`, which belongs to record `request`, as an item."""
@@ -119,6 +124,8 @@ class WorkWalker:
             group=self.group,
             num_kv_heads=self.num_kv_heads,
         )
+        if self.heads_in_ids:
+            kv_head = record.batch % self.heads_in_ids
         row_begin = q_tile * self.tile_q
         num_rows = min(self.tile_q, record.q_len * self.group - row_begin)
         begin, end = kv_block_range(

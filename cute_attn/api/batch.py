@@ -57,8 +57,8 @@ class BatchAttention:
             before each replay on the stream of the replay (or capture plan_on_device() as well). A
             captured graph also keeps the addresses of q, k, v, out and lse, page_size, sm_scale and
             scalars, but for live ones (`Variant.live`), which every plan() sends to the device.
-        max_requests: most requests of a step; default: grows (cuda_graph: as many as the first
-            plan's, rounded up).
+        max_requests: most requests of a step (of `PerHeadKV`: of all KV heads); default: grows
+            (cuda_graph: as many as the first plan's, rounded up).
         max_pages: most entries of a page table; default as for max_requests.
         workspace: (bytes,) uint8 tensor on the device for partial results; default: allocated by
             plan(). `workspace_size` says how large. One workspace may serve many objects that run
@@ -223,9 +223,10 @@ class BatchAttention:
 
         Args:
             qo_indptr: (num_requests + 1,) integers on the host: query rows of request i are
-                qo_indptr[i] .. qo_indptr[i + 1] - 1. None for `BlockSparseKV`, which has its own.
-            kv_format: `RaggedKV`, `PagedKV`, `BlockTableKV` or `BlockSparseKV`. Page numbers may be
-                on the device (they are then read when the kernel runs).
+                qo_indptr[i] .. qo_indptr[i + 1] - 1. None for block-sparse patterns, which have
+                their own.
+            kv_format: `RaggedKV`, `PagedKV`, `BlockTableKV`, `BlockSparseKV` or `PerHeadKV`. Page
+                numbers may be on the device (they are then read when the kernel runs).
             scalars: numbers that the variant reads, e.g. {"window_left": 1023}; defaults where not
                 given.
             tensors: tensors that the variant reads, by name, on the device; they are read when
@@ -249,6 +250,12 @@ class BatchAttention:
         step = make_step(
             qo_indptr, kv_format, self._shape.variant, given, self._shape.device, expected
         )
+        self._shape.check_heads(kv_format)
+        if kv_format.heads_in_ids and self._batch_invariant:
+            raise ValueError(
+                "batch_invariant is True; it takes formats in which the KV heads of a request have"
+                " one table"
+            )
         parameters = self._parameters.bind(step, tensors)
         self._backend.plan(step)
         self._step = step

@@ -137,6 +137,10 @@ class CompositeAttention:
         rows = indptr("qo_indptr", qo_indptr)
         if not isinstance(kv, (KVFormat, LevelsKV)):
             raise TypeError(f"kv is a {type(kv).__name__}; it takes LevelsKV, PagedKV, ...")
+        if isinstance(kv, KVFormat) and kv.heads_in_ids:
+            raise TypeError(
+                "kv is a PerHeadKV, whose requests share nothing; BatchAttention takes it"
+            )
         count = kv.num_requests
         if rows.size - 1 != count:
             raise ValueError(f"qo_indptr describes {rows.size - 1} requests, kv {count}")

@@ -94,9 +94,10 @@ class CpuBatch:
             tile_q=_DECODE_ROWS if few else _PREFILL_ROWS,
             tile_kv=_TILE_KV,
             group=shape.group,
-            num_kv_heads=shape.num_kv_heads,
+            num_kv_heads=1 if step.kv_kind.per_head else shape.num_kv_heads,
             window_left=step.band[0],
             window_right=step.band[1],
+            heads_in_ids=step.kv_format.heads_in_ids,
         )
         most, cost = self._max_requests, self._cost
         if self._batch_invariant:

@@ -63,6 +63,7 @@ class Problem:
         group: query heads per KV head.
         variant: the hooks.
         page_size: tokens per page, or None for ragged KV.
+        per_head: every KV head has tables of its own.
     """
 
     arch: str
@@ -72,6 +73,7 @@ class Problem:
     group: int
     variant: Variant
     page_size: int | None
+    per_head: bool = False
 
 
 def named_variant(variant: str | Variant) -> Variant:
@@ -182,6 +184,7 @@ def spec_for(
         group=problem.group,
         variant=problem.variant,
         tile=tile or Tile(q=64, kv=64, stages=2, threads=128),
+        per_head=problem.per_head,
     )
     reasons = supports(spec)
     own = REGISTERED.get(schedule)
@@ -281,9 +284,10 @@ def geometry(spec: KernelSpec, num_kv_heads: int, band: tuple[int, int]) -> Geom
         tile_q=spec.tile.q,
         tile_kv=spec.tile.kv,
         group=spec.group,
-        num_kv_heads=num_kv_heads,
+        num_kv_heads=1 if spec.per_head else num_kv_heads,
         window_left=band[0],
         window_right=band[1],
+        heads_in_ids=num_kv_heads if spec.per_head else 0,
     )
 
 

@@ -259,5 +259,11 @@ def launched_with(spec: KernelSpec) -> list[GeneratedKernel]:
 def merge_of(spec: KernelSpec) -> GeneratedKernel:
     """The merge that follows the kernel of `spec`."""
     return emit_merge(
-        spec.arch, spec.dtype, spec.head_dim_vo, spec.tile.q, spec.group, spec.variant
+        spec.arch,
+        spec.dtype,
+        spec.head_dim_vo,
+        spec.tile.q,
+        spec.group,
+        spec.variant,
+        per_head=spec.per_head,
     )

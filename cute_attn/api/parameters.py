@@ -118,7 +118,7 @@ def _reach(step: Step, live: Any, shape: BatchShape) -> dict[str, Any] | None:
     None if there are none."""
     if not live.any():
         return None
-    requests = np.flatnonzero(live)
+    requests = np.flatnonzero(live) // max(step.kv_format.heads_in_ids, 1)
     _, q_len, _, kv_len, q_pos, kv_pos = step.requests.table[:, live]
     return {
         "b": (float(requests[0]), float(requests[-1])),

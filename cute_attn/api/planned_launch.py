@@ -193,10 +193,11 @@ class PlannedLaunch:
 
     def check_kv_format(self, step: AnyStep) -> None:
         """Raises ValueError for another kind of pages than that of the last step."""
-        if step.page_size != self.layers.step.page_size:
+        first = self.layers.step.kv_kind
+        if step.kv_kind != first:
             raise ValueError(
-                f"the step has {_format(step)}, but the first plan of this cuda_graph=True object"
-                f" had {_format(self.layers.step)}; make one object per KV format"
+                f"the step has {step.kv_kind}, but the first plan of this cuda_graph=True object"
+                f" had {first}; make one object per KV format"
             )
 
     def _launch_set(self, spec: KernelSpec, trace: TraceBuffer | None = None) -> LaunchSet:
@@ -230,7 +231,3 @@ class PlannedLaunch:
                 " decodes, and one of both for graphs of prefill and decode"
             )
         return spec
-
-
-def _format(step: AnyStep) -> str:
-    return "ragged KV" if step.page_size is None else f"pages of {step.page_size} tokens"

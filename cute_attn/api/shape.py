@@ -92,6 +92,15 @@ class BatchShape:
         """Query heads per KV head."""
         return self.num_qo_heads // self.num_kv_heads
 
+    def check_heads(self, kv_format: KVFormat) -> None:
+        """Raises for a format that has tables of each KV head, of another number of heads."""
+        heads = kv_format.heads_in_ids
+        if heads and heads != self.num_kv_heads:
+            raise ValueError(
+                f"kv_format has tables for {heads} KV heads each; num_kv_heads is"
+                f" {self.num_kv_heads}"
+            )
+
     def check_q(self, q: torch.Tensor, q_rows: int, *, padded: bool) -> None:
         """Raises unless q is (q_tokens, num_qo_heads, head_dim_qk) with the planned rows."""
         dims = (

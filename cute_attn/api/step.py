@@ -7,15 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from cute_attn.api import checks
 from cute_attn.formats import DeviceKV, KVFormat
-from cute_attn.formats.errors import indptr
 from cute_attn.scheduler import RequestBatch, Visible
 from cute_attn.variants import Variant
+
+
+class KVKind(NamedTuple):
+    """What of a KV format decides about the kernel.
+
+    Attributes:
+        page_size: tokens per page; None for ragged KV.
+        per_head: every KV head has tables of its own.
+    """
+
+    page_size: int | None
+    per_head: bool
+
+    def __str__(self) -> str:
+        pages = "ragged KV" if self.page_size is None else f"pages of {self.page_size} tokens"
+        return f"{pages}, a table for each KV head" if self.per_head else pages
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,11 @@ class AnyStep:
     def page_size(self) -> int | None:
         """Tokens per page; None for ragged KV."""
         return self.kv_format.page_size if self.kv_format.paged else None
+
+    @property
+    def kv_kind(self) -> KVKind:
+        """What the kernel depends on."""
+        return KVKind(self.page_size, per_head=self.kv_format.heads_in_ids > 0)
 
 
 @dataclass(frozen=True)
@@ -87,8 +107,8 @@ def make_step(
     """
     if not isinstance(kv_format, KVFormat):
         raise TypeError(
-            f"kv_format is a {type(kv_format).__name__}; it takes RaggedKV, PagedKV, BlockTableKV"
-            " or BlockSparseKV"
+            f"kv_format is a {type(kv_format).__name__}; it takes RaggedKV, PagedKV, BlockTableKV,"
+            " BlockSparseKV or PerHeadKV"
         )
     if isinstance(kv_format, DeviceKV):
         raise TypeError(
@@ -97,27 +117,18 @@ def make_step(
         )
     if not kv_format.has_positions:
         _check_reads_no_position(kv_format, variant)
-    if qo_indptr is None:
-        qo_indptr = getattr(kv_format, "qo_indptr", None)
-        if qo_indptr is None:
-            raise TypeError(f"qo_indptr is None; {type(kv_format).__name__} takes query lengths")
-    rows = indptr("qo_indptr", qo_indptr)
-    q_len = rows[1:] - rows[:-1]
-    if q_len.size != kv_format.num_requests:
-        raise ValueError(
-            f"qo_indptr describes {q_len.size} requests, kv_format {kv_format.num_requests}"
-        )
+    rows = kv_format.query_rows(qo_indptr)
     values, band = band_of(variant, scalars)
     return Step(
         requests=RequestBatch(
-            rows[:-1],
-            q_len,
+            rows.start,
+            rows.length,
             kv_format.kv_start,
             kv_format.kv_len,
             kv_format.q_pos,
             kv_format.kv_pos,
         ),
-        q_rows=int(rows[-1]),
+        q_rows=rows.total,
         kv_format=kv_format,
         page_table=_page_table(kv_format, device),
         kv_needed=_kv_needed(kv_format),

@@ -162,6 +162,9 @@ def show_command(
     long: Annotated[
         bool, typer.Option("--long", help="The kernel of batches whose rows see many keys.")
     ] = False,
+    per_head: Annotated[
+        bool, typer.Option("--per-head", help="A page table for each KV head of a request.")
+    ] = False,
     trace: Annotated[
         bool, typer.Option("--trace", help="The kernel that keeps time of its items.")
     ] = False,
@@ -221,6 +224,8 @@ def show_command(
             raise typer.BadParameter("it takes --what plan", param_hint=f"--{name}")
     if decode and rows:
         raise typer.BadParameter("it goes without --decode", param_hint="--rows")
+    if per_head and what is View.PLAN:
+        raise typer.BadParameter("steps of --what plan have one table", param_hint="--per-head")
     if beside and (schedule or decode or tile or blocks):
         raise typer.BadParameter(
             "kernels and grids are those of a batch; it takes none of --schedule, --decode, --tile"
@@ -240,6 +245,7 @@ def show_command(
             decode=decode,
             rows=rows,
             long=long,
+            per_head=per_head,
             trace=trace,
             tile=tuple(tile or ()),
         )
@@ -272,7 +278,7 @@ def diff_command(
     """Hold two kernels side by side: spec, tile, resources, main loops, source.
 
     A spec is words apart by blanks, named as the options of `show`: arch, dtype, head-dim,
-    head-dim-vo, group, page-size, variant, schedule, decode, rows, long, trace,
+    head-dim-vo, group, page-size, variant, schedule, decode, rows, long, per-head, trace,
     tile.FIELD.
 
     \b

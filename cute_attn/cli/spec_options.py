@@ -27,6 +27,7 @@ class SpecOptions:
         decode: the kernel of batches of decodes alone.
         rows: packed query rows of the longest request; None: any number.
         long: rows see many keys.
+        per_head: every KV head of a request has a page table of its own.
         trace: the kernel that keeps time of its items.
         tile: overrides of the tile's fields, "kv=64".
     """
@@ -42,6 +43,7 @@ class SpecOptions:
     decode: bool = False
     rows: int | None = None
     long: bool = False
+    per_head: bool = False
     trace: bool = False
     tile: tuple[str, ...] = ()
 
@@ -63,6 +65,7 @@ class SpecOptions:
             self.group,
             known,
             self.page_size or None,
+            self.per_head,
         )
 
     def spec(self) -> KernelSpec:
@@ -115,7 +118,7 @@ def with_words(base: SpecOptions, text: str, hint: str) -> SpecOptions:
             field = name.removeprefix("tile.")
             tile = [one for one in tile if not one.startswith(f"{field}=")]
             tile.append(f"{field}={value}")
-        elif name in ("decode", "long", "trace"):
+        elif name in ("decode", "long", "per_head", "trace"):
             found[name] = _switch(word, value if equals else "yes", hint)
         elif name in _WORDS and value:
             found[name] = _typed(word, name, value, hint)

@@ -38,12 +38,18 @@ def cells_of(asked: Asked, schedule: str | None = None) -> list[Cell]:
 
     Raises:
         UnsupportedSpecError: there is no kernel.
-        BundleError: the variant needs a kernel ahead of the attention.
+        BundleError: the variant needs a kernel ahead of the attention, or every KV head has
+            tables of its own.
     """
     if range_tables(asked.variant):
         raise BundleError(
             f"variant {asked.variant.name!r} has a mask that reads tensors and skips blocks by"
             " their ranges; bundles do not hold the kernel that finds these"
+        )
+    if asked.per_head:
+        raise BundleError(
+            "a problem has per_head True; bundles hold kernels and a planner for requests whose KV"
+            " heads have one page table"
         )
     cells: list[Cell] = []
     for long in (False, True):

@@ -5,12 +5,13 @@ they are (not so `DeviceKV`, whose numbers only the device reads). NumPy only; t
 they come, without importing torch.
 """
 
-from cute_attn.formats.base import KVFormat
+from cute_attn.formats.base import KVFormat, QueryRows
 from cute_attn.formats.block_sparse import BlockSparseKV
 from cute_attn.formats.device import DeviceKV
 from cute_attn.formats.gather import as_numpy, gather_kv
 from cute_attn.formats.levels import Level, LevelsKV
 from cute_attn.formats.paged import BlockTableKV, PagedKV
+from cute_attn.formats.per_head import PerHeadKV
 from cute_attn.formats.radix import Radix, from_radix, to_radix
 from cute_attn.formats.ragged import RaggedKV
 from cute_attn.formats.views import (
@@ -31,6 +32,8 @@ __all__ = [
     "Level",
     "LevelsKV",
     "PagedKV",
+    "PerHeadKV",
+    "QueryRows",
     "Radix",
     "RaggedKV",
     "Strides",

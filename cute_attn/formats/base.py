@@ -7,11 +7,24 @@ the request's first entry is. Planner, kernels and executor know nothing else of
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from cute_attn.formats.errors import INT32_MAX, Int64Array
+from cute_attn.formats.errors import INT32_MAX, Int64Array, indptr
+
+
+class QueryRows(NamedTuple):
+    """The query rows of a batch.
+
+    Attributes:
+        start, length: (num_requests,) the first one of each request, and how many it has.
+        total: of all.
+    """
+
+    start: Int64Array
+    length: Int64Array
+    total: int
 
 
 class KVFormat:
@@ -31,6 +44,9 @@ class KVFormat:
         stacked: True for levels as one batch: a few large requests and many small ones.
         q_pos, kv_pos: (num_requests,) int64, positions of each request's first query row and first
             key; None: the last row stands at the last key, and the first key at 0.
+        qo_indptr: (num_requests + 1,) query rows of each request, of formats that have their own.
+        heads_in_ids: 0, or how many KV heads have tables of their own: a request here is then one
+            KV head of a caller's request, number request * heads_in_ids + KV head.
     """
 
     kv_len: Int64Array
@@ -44,6 +60,8 @@ class KVFormat:
     stacked: bool = False
     q_pos: Int64Array | None = None
     kv_pos: Int64Array | None = None
+    qo_indptr: Int64Array | None = None
+    heads_in_ids: int = 0
 
     @property
     def num_requests(self) -> int:
@@ -53,6 +71,29 @@ class KVFormat:
     def paged(self) -> bool:
         """True if there is a page table."""
         return self.page_size > 0
+
+    def query_rows(self, qo_indptr: Any) -> QueryRows:
+        """The query rows of each request.
+
+        Args:
+            qo_indptr: (num_requests + 1,) integers on the host; None where the format has its own.
+
+        Raises:
+            TypeError, ValueError: naming the argument, what it holds and what it takes.
+        """
+        return self._checked_rows(qo_indptr, self.num_requests)
+
+    def _checked_rows(self, qo_indptr: Any, num_requests: int) -> QueryRows:
+        if qo_indptr is None:
+            qo_indptr = self.qo_indptr
+            if qo_indptr is None:
+                raise TypeError(f"qo_indptr is None; {type(self).__name__} takes query lengths")
+        rows = indptr("qo_indptr", qo_indptr)
+        if rows.size - 1 != num_requests:
+            raise ValueError(
+                f"qo_indptr describes {rows.size - 1} requests, kv_format {num_requests}"
+            )
+        return QueryRows(rows[:-1], rows[1:] - rows[:-1], int(rows[-1]))
 
     def pages_of(self, request: int) -> Any:
         """Page numbers of one request, in order; table must be on the host."""

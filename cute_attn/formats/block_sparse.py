@@ -18,7 +18,8 @@ class BlockSparseKV(KVFormat):
     """q is (num_rows, heads, dim); k and v are ragged, (num_cols, num_kv_heads, dim).
 
     Query rows i * R .. (i + 1) * R see the keys of column blocks indices[indptr[i] : indptr[i + 1]]
-    and no others. Every KV head has the same pattern. The last block row may be short.
+    and no others. Every KV head has the same pattern (else see `PerHeadKV`). The last block row may
+    be short.
 
     Args:
         indptr: (num_block_rows + 1,) integers on the host.
@@ -30,6 +31,7 @@ class BlockSparseKV(KVFormat):
 
     Attributes:
         block_size: as given.
+        qo_indptr: (num_block_rows + 1,) query rows of each block row.
 
     Raises:
         TypeError, ValueError: naming the argument, what it holds and what it takes.
@@ -38,6 +40,7 @@ class BlockSparseKV(KVFormat):
     """
 
     has_positions = False
+    qo_indptr: Int64Array
 
     def __init__(
         self,
@@ -76,8 +79,7 @@ class BlockSparseKV(KVFormat):
         self.block_size = (rows, self.page_size)
         self.check_num_pages(num_cols // self.page_size)
         starts = np.arange(self.num_requests + 1, dtype=np.int64) * rows
-        self.qo_indptr: Int64Array = np.minimum(starts, num_rows)
-        """(num_block_rows + 1,) query rows of each block row, for the planner."""
+        self.qo_indptr = np.minimum(starts, num_rows)
 
 
 def _block_rows(value: Any, expected: int, rows: int, num_rows: int) -> Int64Array:

@@ -38,7 +38,7 @@ class Level:
     """
 
     def __init__(self, kv: KVFormat, members: Any = None, indptr: Any = None) -> None:
-        if not isinstance(kv, KVFormat) or not kv.has_positions:
+        if not isinstance(kv, KVFormat) or not kv.has_positions or kv.heads_in_ids:
             raise TypeError(
                 f"kv is a {type(kv).__name__}; it takes PagedKV, BlockTableKV or RaggedKV"
             )

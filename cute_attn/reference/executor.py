@@ -124,15 +124,16 @@ class _Run:
 
     def _check(self) -> None:
         walker, views, q = self.walker, self.views, self.q
-        heads = walker.num_kv_heads * walker.group
+        kv_heads = walker.heads_in_ids or walker.num_kv_heads
+        heads = kv_heads * walker.group
         if q.ndim != 3 or q.shape[1:] != (heads, views.head_dim_qk):
             raise ValueError(
                 f"q has shape {q.shape}; it takes (q_tokens, {heads}, {views.head_dim_qk}): "
                 f"{heads} heads were planned, k has head_dim {views.head_dim_qk}"
             )
-        if views.num_kv_heads != walker.num_kv_heads:
+        if views.num_kv_heads != kv_heads:
             raise ValueError(
-                f"k has {views.num_kv_heads} heads but {walker.num_kv_heads} KV heads were planned"
+                f"k has {views.num_kv_heads} heads but {kv_heads} KV heads were planned"
             )
         if self.plan.num_requests != self.kv_format.num_requests:
             raise ValueError(
@@ -158,6 +159,7 @@ class _Run:
         first = min(item.block_begin for item in items) * tile_kv
         last = max(item.block_end for item in items) * tile_kv
         k, v = gather_kv(self.kv_format, self.views, record.batch, first, last)
+        batch = self.walker.callers_request(request)
         k, v = k.astype(self.dtype), v.astype(self.dtype)
         for item in items:
             begin = min(item.block_begin * tile_kv, record.kv_len)
@@ -165,15 +167,15 @@ class _Run:
             token, head = self._rows(item)
             q_idx = token - record.q_start + record.q_pos
             key = np.arange(begin, end)
-            key = key[self._visible(record, head, q_idx, key)]
+            key = key[self._visible(record, batch, head, q_idx, key)]
             kv_idx = key + record.kv_pos
             own_q = self.q[token, head].astype(self.dtype)
             own_k, own_v = (x[key - first, item.kv_head] for x in (k, v))
             out, lse2 = self._attend(
-                self._through("query", own_q, record.batch, head, q_idx),
-                self._through("key", own_k, record.batch, item.kv_head, kv_idx),
-                self._through("value", own_v, record.batch, item.kv_head, kv_idx),
-                batch=record.batch,
+                self._through("query", own_q, batch, head, q_idx),
+                self._through("key", own_k, batch, item.kv_head, kv_idx),
+                self._through("value", own_v, batch, item.kv_head, kv_idx),
+                batch=batch,
                 head=head[:, None],
                 q_idx=q_idx[:, None],
                 kv_idx=kv_idx[None, :],
@@ -191,9 +193,11 @@ class _Run:
             return rows
         return np.asarray(hook(rows, batch, head, pos, **self.parameters))
 
-    def _visible(self, record: RequestRecord, head: Array, q_idx: Array, key: Array) -> Array:
+    def _visible(
+        self, record: RequestRecord, batch: int, head: Array, q_idx: Array, key: Array
+    ) -> Array:
         """Which keys lie in KV blocks that the mask does not empty."""
-        tile_kv, batch = self.walker.tile_kv, record.batch
+        tile_kv = self.walker.tile_kv
         test = self.variant.block_test
         if test is None or not key.size:
             return np.ones(key.size, np.bool_)
@@ -256,7 +260,8 @@ class _Run:
         """Writes rows that have seen all their keys, through the hooks on them."""
         variant, record = self.variant, self.plan.view.request(request)
         lse = lse2 * self.dtype.type(math.log(2))
-        at = record.batch, head, token - record.q_start + record.q_pos
+        batch = self.walker.callers_request(request)
+        at = batch, head, token - record.q_start + record.q_pos
         if variant.row_state is not None:
             before, lse = lse, variant.row_state(lse, *at, **self.parameters)
             with np.errstate(invalid="ignore"):  # of -inf - -inf

@@ -203,9 +203,12 @@ class Geometry:
         tile_q: packed query rows per tile.
         tile_kv: keys per KV block.
         group: query heads per KV head.
-        num_kv_heads: KV heads.
+        num_kv_heads: KV heads of a request.
         window_left: key j is visible to position i only if j >= i - window_left.
         window_right: ... and j <= i + window_right (0 = causal); UNBOUNDED = no limit.
+        heads_in_ids: KV heads each of which has keys of its own: a request of the planner is then
+            one of those heads, num_kv_heads is 1, and its id is the caller's request *
+            heads_in_ids + KV head. 0: all KV heads of a request have the same keys.
     """
 
     tile_q: int
@@ -214,6 +217,7 @@ class Geometry:
     num_kv_heads: int
     window_left: int = UNBOUNDED
     window_right: int = UNBOUNDED
+    heads_in_ids: int = 0
 
     def __post_init__(self) -> None:
         for name in ("tile_q", "tile_kv", "group", "num_kv_heads"):
@@ -224,3 +228,14 @@ class Geometry:
             value = getattr(self, name)
             if not 0 <= value <= UNBOUNDED:
                 raise ValueError(f"{name} is {value}; it takes 0 .. {UNBOUNDED} (no limit)")
+        if not 0 <= self.heads_in_ids <= 1 << 16:
+            raise ValueError(f"heads_in_ids is {self.heads_in_ids}; it takes 0 .. {1 << 16}")
+        if self.heads_in_ids and self.num_kv_heads != 1:
+            raise ValueError(
+                f"num_kv_heads is {self.num_kv_heads} with heads_in_ids {self.heads_in_ids}; each"
+                " request is one KV head then, so it must be 1"
+            )
+
+    def callers_request(self, ids: Any) -> Any:
+        """The caller's requests that ids belong to; an integer or an array."""
+        return ids // self.heads_in_ids if self.heads_in_ids else ids

@@ -18,10 +18,9 @@ from cute_attn.abi.plan import (
 )
 from cute_attn.scheduler.batch import Geometry
 
-# The columns of a start that are copies of header fields, as indices of those; the others: a 0.
-_SOURCES = np.array(
-    [HEADER_FIELDS.index(name if name in HEADER_FIELDS else "reserved_15") for name in START_FIELDS]
-)
+_COPIES = [name in HEADER_FIELDS for name in START_FIELDS]
+"""Which columns of a start are copies of header fields."""
+_SOURCES = [HEADER_FIELDS.index(name) for name in START_FIELDS if name in HEADER_FIELDS]
 
 
 @lru_cache(maxsize=32)
@@ -56,9 +55,10 @@ def blank_plan(
         num_blocks=num_blocks,
         first_listed_round=UNBOUNDED,
         places=0,
+        heads_in_ids=geometry.heads_in_ids,
     )
     starts = blank[layout.starts : layout.splits].reshape(num_blocks, len(START_FIELDS))
-    starts[:] = blank[_SOURCES]
+    starts[:, _COPIES] = blank[_SOURCES]
     cuts = blank[layout.cuts : layout.cuts_end].reshape(num_blocks + 1, len(CUT_FIELDS))
     cuts[:, CUT_FIELDS.index("slot")] = -1
     records = blank[layout.requests :].reshape(num_requests + 1, len(REQUEST_FIELDS))

@@ -354,12 +354,13 @@ def _explain(
         map(Item._make, reads.table.tolist()), kv_bytes, report.items_us.tolist(), strict=True
     )
     assert requests.ids is not None
-    ids, kv_len = requests.ids.tolist(), requests.kv_len.tolist()
+    callers = plan.geometry.callers_request(requests.ids).tolist()
+    kv_len = requests.kv_len.tolist()
     tile_kv = items.geometry.tile_kv
 
     explained = [
         ExplainedItem(
-            request=ids[item.request],
+            request=callers[item.request],
             kv_head=item.kv_head,
             row_begin=item.row_begin,
             row_end=item.row_begin + item.num_rows,
@@ -401,10 +402,11 @@ def _splits(plan: Plan, items: LaunchItems, timing: Timing) -> tuple[SplitTile, 
             pieces[item.tile][item.slot] = block
             whole[item.tile] = item
     found = []
-    for tile, record, first_slot, num_slots in WorkWalker(plan.view).split_tiles():
+    walker = WorkWalker(plan.view)
+    for tile, record, first_slot, num_slots in walker.split_tiles():
         item, in_order = whole[tile], sorted(pieces[tile].items())
         split = SplitTile(
-            request=plan.view.request(record).batch,
+            request=walker.callers_request(record),
             kv_head=item.kv_head,
             row_begin=item.row_begin,
             row_end=item.row_begin + item.num_rows,

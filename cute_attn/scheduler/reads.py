@@ -27,7 +27,7 @@ class Reads:
         table: (items, fields) the items.
         blocks: (items,) KV blocks that each one visits.
         keys: (items,) that each one loads.
-        owner: (items,) its request * num_kv_heads + KV head.
+        owner: (items,) its request * num_kv_heads + KV head; its request, if that is one KV head.
         once: (requests * num_kv_heads,) keys that all items of one owner need together.
     """
 
@@ -51,7 +51,7 @@ def reads_of(
     table = np.array(items, np.int64).reshape(-1, len(Item._fields))
     request, _, head, _, _, begin, end, _ = table.T
     tile_kv, heads = geometry.tile_kv, geometry.num_kv_heads
-    owner = request * heads + head
+    owner = request if geometry.heads_in_ids else request * heads + head
     if visible is not None:
         return _visible_reads(table, owner, requests, geometry, visible)
     length = requests.kv_len[request]
@@ -78,6 +78,7 @@ def _visible_reads(
     longest = int((end - begin).max(initial=0))
     most_blocks = -(-int(requests.kv_len.max(initial=0)) // tile_kv)
     ids = np.arange(requests.num_requests) if requests.ids is None else requests.ids
+    callers = geometry.callers_request(ids)
     blocks, keys = np.zeros(owner.size, np.int64), np.zeros(owner.size, np.int64)
     read = np.zeros((requests.num_requests * geometry.num_kv_heads, most_blocks), np.bool_)
     step = max(_MOST_ENTRIES // max(longest, 1), 1)
@@ -91,7 +92,7 @@ def _visible_reads(
         seen = (size > 0) & visible(
             (q_pos + row[part, None] // group, q_pos + last_row // group),
             (kv_pos + first, kv_pos + first + np.maximum(size, 1) - 1),
-            ids[own],
+            callers[own],
         )
         blocks[part], keys[part] = seen.sum(axis=1), (size * seen).sum(axis=1)
         item, column = np.nonzero(seen)

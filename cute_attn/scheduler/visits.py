@@ -68,7 +68,7 @@ class Visits:
         kept = visible(
             (q_first[:, None], q_last[:, None]),
             (first_key + kv_pos[:, None], last_key + kv_pos[:, None]),
-            ids[:, None],
+            geometry.callers_request(ids)[:, None],
         )
         self._weight: Int64Array = weight * kept
         self.blocks = self._weight.sum(axis=1)

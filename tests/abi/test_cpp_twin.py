@@ -1,10 +1,11 @@
-"""`work.hpp` and `fixed_pieces.hpp`, compiled for the host, find the same items as
-`cute_attn.abi.work`, to the bit."""
+"""`work.hpp`, `fixed_pieces.hpp` and `head_walker.hpp`, compiled for the host, find the same items
+as `cute_attn.abi.work`, to the bit."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ PROGRAM = """
 #include <cstdio>
 #include <vector>
 #include <cute_attn/fixed_pieces.hpp>
+#include <cute_attn/head_walker.hpp>
 
 template <int kTileQ, int kTileKV, int kGroup>
 void print_pieces(int const* plan, int num_kv_heads) {
@@ -54,10 +56,10 @@ void print_pieces(int const* plan, int num_kv_heads) {
   }
 }
 
-template <int kTileQ, int kTileKV, int kGroup>
+template <class Walker>
 void print_items(int const* plan, int num_kv_heads) {
   for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
-    cute_attn::WorkWalker<kTileQ, kTileKV, kGroup> walker(plan, num_kv_heads);
+    Walker walker(plan, num_kv_heads);
     cute_attn::Item item;
     while (walker.next(item)) {
       auto const& r = item.request;
@@ -90,7 +92,8 @@ int main(int, char** arguments) {
 CASE = """
     if (tile_q == {0} && tile_kv == {1} && group == {2}) {{
       if (plan[14]) print_pieces<{0}, {1}, {2}>(plan.data(), heads);
-      else print_items<{0}, {1}, {2}>(plan.data(), heads);
+      else if (plan[15]) print_items<cute_attn::HeadWalker<{0}, {1}, {2}>>(plan.data(), plan[15]);
+      else print_items<cute_attn::WorkWalker<{0}, {1}, {2}>>(plan.data(), heads);
       continue;
     }}"""
 
@@ -145,7 +148,8 @@ def expected_text(plan: Plan) -> list[str]:
     for block in range(walker.num_blocks):
         for item in walker.items(block):
             r = plan.view.request(item.request)
-            record = (r.batch, r.section_heads, r.q_start, r.kv_start, r.kv_len, r.tile_begin)
+            request = walker.callers_request(item.request)
+            record = (request, r.section_heads, r.q_start, r.kv_start, r.kv_len, r.tile_begin)
             lines.append(" ".join(str(x) for x in (block, *record, item.kv_head, *item[3:])))
     splits = plan.view.splits[: plan.num_split_tiles].tolist()
     return lines + [f"split {' '.join(map(str, split))}" for split in splits]
@@ -171,6 +175,24 @@ def test_both_texts_find_the_same_items(program: Path, tmp_path: Path) -> None:
     assert any(plan.view.get("places") for plan in plans)
     for lines, plan in zip(run(program, tmp_path, plans), plans, strict=True):
         assert lines == expected_text(plan)
+
+
+def test_both_texts_find_the_same_items_of_each_kv_head(program: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(13)
+    plans = []
+    for _ in range(80):
+        requests, geometry, blocks = random_step(rng)
+        heads = int(rng.choice([1, 2, 3, 8]))
+        geometry = replace(geometry, num_kv_heads=1, heads_in_ids=heads)
+        ids = rng.permutation(3 * requests.num_requests)[: requests.num_requests]
+        named = RequestBatch(*requests.table, ids)
+        plans.append(plan_batch(named, geometry, blocks, min_piece=int(rng.integers(1, 4))))
+    assert sum(plan.num_split_tiles > 0 for plan in plans) >= 8
+    for lines, plan in zip(run(program, tmp_path, plans), plans, strict=True):
+        assert lines == expected_text(plan)
+    walkers = [WorkWalker(plan.view) for plan in plans]
+    items = [item for w in walkers for block in range(w.num_blocks) for item in w.items(block)]
+    assert {item.kv_head for item in items} == set(range(8))
 
 
 def expected_pieces(plan: Plan) -> list[str]:

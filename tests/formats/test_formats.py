@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cute_attn.formats import BlockSparseKV, BlockTableKV, KVFormat, PagedKV, RaggedKV
+from tests.formats.on_device import OnDevice
 
 KINDS = {
     "list": list,
@@ -18,30 +19,6 @@ KINDS = {
     "int64": lambda x: np.array(x, np.int64),
     "torch": lambda x: torch.tensor(x, dtype=torch.int32),
 }
-
-
-class OnDevice:
-    """Stands for a CUDA tensor: knows its shape, type and device, and tells when it is copied."""
-
-    def __init__(self, values: Any, dtype: str = "torch.int32", stride: int | None = None) -> None:
-        self.values = np.array(values, np.int32)
-        self.shape = self.values.shape
-        self.dtype = dtype
-        self.device = torch.device("cuda", 0)
-        self.copies = 0
-        self._stride = stride
-
-    def stride(self, axis: int) -> int:
-        if axis == 0 and self._stride is not None:
-            return self._stride
-        return self.values.strides[axis] // 4
-
-    def cpu(self) -> Any:
-        self.copies += 1
-        return self.values
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        raise AssertionError("a device array was read without being asked to")
 
 
 @pytest.mark.parametrize("kind", KINDS)
