@@ -24,6 +24,7 @@ import torch
 from cute_attn.api import checks, torch_ops
 from cute_attn.api.backend import make_backend
 from cute_attn.api.dispatch import known_schedules
+from cute_attn.api.element_masks import with_mask
 from cute_attn.api.kernel import Kernel
 from cute_attn.api.kernel_source import KernelSource
 from cute_attn.api.run_parameters import RunParameters
@@ -256,6 +257,8 @@ class BatchAttention:
                 "batch_invariant is True; it takes formats in which the KV heads of a request have"
                 " one table"
             )
+        shape = self._shape
+        tensors = with_mask(kv_format, tensors, group=shape.group, device=shape.device)
         parameters = self._parameters.bind(step, tensors)
         self._backend.plan(step)
         self._step = step

@@ -19,11 +19,12 @@ def from_sparse(array: Any) -> BlockSparseKV:
     Args:
         array: (query rows, keys): `scipy.sparse.bsr_array` or `csr_array` (blocks of one element),
             or a torch tensor of layout sparse_bsr or sparse_csr, on the host. Which numbers it
-            holds does not matter, but that none is 0: a block is seen as a whole.
+            holds does not matter, but what is 0 is not seen: with zeros in stored blocks the
+            pattern has a mask, which the variant `custom_mask` reads.
 
     Raises:
         TypeError: it is none of these.
-        ValueError: it stores a 0, or a block twice.
+        ValueError: it stores a block twice.
     """
     if isinstance(array, torch.Tensor):
         layouts = (torch.sparse_bsr, torch.sparse_csr)
@@ -47,17 +48,18 @@ def from_sparse(array: Any) -> BlockSparseKV:
             f"array is a {type(array).__name__}; it takes scipy.sparse.bsr_array or csr_array, or"
             " a torch tensor of layout sparse_bsr or sparse_csr"
         )
-    if not np.all(stored != 0):
-        raise ValueError(
-            "array stores zeros: a block is seen as a whole; leave out those that are not"
-            " (scipy: eliminate_zeros()), or take smaller blocks"
-        )
+    seen = (stored != 0).reshape(-1, *block)
+    kept = seen.any(axis=(1, 2))
+    if not kept.all():
+        pointer = np.concatenate(([0], np.cumsum(kept)))[pointer]
+        indices, seen = indices[kept], seen[kept]
     rows, columns = (int(n) for n in array.shape)
-    return BlockSparseKV(pointer, indices, (block[0], block[1]), rows, columns)
+    mask = None if seen.all() else seen
+    return BlockSparseKV(pointer, indices, (block[0], block[1]), rows, columns, mask=mask)
 
 
 def to_sparse(kv: BlockSparseKV, library: str = "scipy") -> Any:
-    """The pattern as a sparse array of ones.
+    """The pattern as a sparse array: 1 where a query sees a key, 0 where a block's mask hides it.
 
     Args:
         kv: its column blocks on the host.
@@ -81,13 +83,18 @@ def to_sparse(kv: BlockSparseKV, library: str = "scipy") -> Any:
         )
     pointer = np.append(kv.kv_start, kv.kv_start[-1] + kv.kv_len[-1] // columns)
     indices, shape = kv.page_table[: pointer[-1]], (num_rows, kv.num_rows)
+    seen = kv.mask
+    if seen is None:
+        seen = np.ones((len(indices), rows, columns), np.bool_)
     if library == "torch":
-        ones = torch.ones(len(indices), rows, columns)
         columns_of = torch.from_numpy(indices.astype(np.int64))
         return torch.sparse_bsr_tensor(
-            torch.from_numpy(pointer), columns_of, ones, shape, check_invariants=True
+            torch.from_numpy(pointer),
+            columns_of,
+            torch.from_numpy(seen).float(),
+            shape,
+            check_invariants=True,
         )
     from scipy.sparse import bsr_array
 
-    blocks = np.ones((len(indices), rows, columns), np.bool_)
-    return bsr_array((blocks, indices, pointer), shape=shape)
+    return bsr_array((seen, indices, pointer), shape=shape)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_attn.api import checks
+from cute_attn.api.element_masks import check_reads_mask
 from cute_attn.formats import DeviceKV, KVFormat
 from cute_attn.scheduler import RequestBatch, Visible
 from cute_attn.variants import Variant
@@ -140,7 +141,9 @@ def make_step(
 
 def _check_reads_no_position(kv_format: KVFormat, variant: Variant) -> None:
     """Raises ValueError for a variant that means positions, which keys of the format have not."""
-    if variant.mask is not None:
+    if kv_format.element_mask is not None:
+        check_reads_mask(variant, kv_format)
+    elif variant.mask is not None:
         raise ValueError(
             f"variant {variant.name!r} masks by position, but keys have none in"
             f" {type(kv_format).__name__}; it takes variants without a mask, e.g. 'full'"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cute_attn.formats.element_mask import ElementMask
 from cute_attn.formats.errors import INT32_MAX, Int64Array, indptr
 
 
@@ -45,6 +46,8 @@ class KVFormat:
         q_pos, kv_pos: (num_requests,) int64, positions of each request's first query row and first
             key; None: the last row stands at the last key, and the first key at 0.
         qo_indptr: (num_requests + 1,) query rows of each request, of formats that have their own.
+        element_mask: which keys of a request's list its query rows see; None: all. For formats
+            without positions.
         heads_in_ids: 0, or how many KV heads have tables of their own: a request here is then one
             KV head of a caller's request, number request * heads_in_ids + KV head.
     """
@@ -61,6 +64,7 @@ class KVFormat:
     q_pos: Int64Array | None = None
     kv_pos: Int64Array | None = None
     qo_indptr: Int64Array | None = None
+    element_mask: ElementMask | None = None
     heads_in_ids: int = 0
 
     @property

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cute_attn.formats.base import KVFormat, check_used_pages, to_host
+from cute_attn.formats.element_mask import ElementMask, checked_mask
 from cute_attn.formats.errors import Int64Array, indptr, page_numbers, positive
 
 
@@ -27,10 +28,13 @@ class BlockSparseKV(KVFormat):
         block_size: (R, C).
         num_rows: query rows.
         num_cols: keys, a multiple of C.
+        mask: (indptr[-1], R, C) truth values on the host: which keys of its block each query row
+            sees; None: all. The variant `custom_mask` reads it, alone or with hooks on scores.
         check: also look at indices that live on a device. Waits for the device; for debugging.
 
     Attributes:
         block_size: as given.
+        mask: as bools, or None.
         qo_indptr: (num_block_rows + 1,) query rows of each block row.
 
     Raises:
@@ -50,6 +54,7 @@ class BlockSparseKV(KVFormat):
         num_rows: int,
         num_cols: int,
         *,
+        mask: Any = None,
         check: bool = False,
     ) -> None:
         if len(block_size) != 2:
@@ -80,6 +85,10 @@ class BlockSparseKV(KVFormat):
         self.check_num_pages(num_cols // self.page_size)
         starts = np.arange(self.num_requests + 1, dtype=np.int64) * rows
         self.qo_indptr = np.minimum(starts, num_rows)
+        self.mask = None
+        if mask is not None:
+            self.mask = checked_mask(mask, (used, *self.block_size))
+            self.element_mask = ElementMask.of_blocks(self.mask, pointer, np.diff(self.qo_indptr))
 
 
 def _block_rows(value: Any, expected: int, rows: int, num_rows: int) -> Int64Array:

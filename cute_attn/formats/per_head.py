@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from cute_attn.formats.base import KVFormat, QueryRows, check_table_range
 from cute_attn.formats.block_sparse import BlockSparseKV
+from cute_attn.formats.element_mask import ElementMask
 from cute_attn.formats.errors import INT32_MAX, Int64Array, host_integers, positive
 from cute_attn.formats.paged import BlockTableKV, PagedKV
 
@@ -73,7 +74,8 @@ class PerHeadKV(KVFormat):
         Args:
             formats: one for each KV head: `PagedKV` and `BlockTableKV` of the same requests and
                 page size, or `BlockSparseKV` of the same query rows, keys and column block size
-                (row blocks may differ). Page numbers on the host.
+                (row blocks may differ; masks are read by `custom_mask(per_head=True)`). Page
+                numbers on the host.
 
         Raises:
             TypeError, ValueError: they do not fit together, or page numbers are on a device.
@@ -115,6 +117,13 @@ class PerHeadKV(KVFormat):
                 _by_head([np.diff(rows) for rows in pointers]),
                 int(pointers[0][-1]),
             )
+            if any(kv.element_mask is not None for kv in formats):
+                self.element_mask = ElementMask.of_heads(
+                    [
+                        kv.element_mask or ElementMask.all_seen(np.diff(rows), kv.kv_len)
+                        for kv, rows in zip(formats, pointers, strict=True)
+                    ]
+                )
         return self
 
     @classmethod

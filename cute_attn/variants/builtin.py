@@ -204,15 +204,22 @@ def sigmoid_attention(keys: int) -> Variant:
     return Variant("sigmoid", logits=sigmoid_attention, softmax=False, params=[bias])
 
 
-def custom_mask() -> Variant:
+def custom_mask(*, per_head: bool = False) -> Variant:
     """A query sees what a mask of its own says, a bit for each (query, key) of a request.
 
     The layout is that of packed custom masks in FlashInfer: the rows of a request's mask follow one
     another without a gap, those of the next request begin at a byte. `pack_masks` makes it. Reads
     tensors `mask_bits` (bytes), `mask_begin` (requests) the first byte of each, `mask_query`
     (requests) the position of its first query, kv_len - q_len, and `mask_keys` (requests) its keys,
-    the bits of a row. All together have less than 2^31 bits.
+    the bits of a row. All together have less than 2^31 bits. Those of a sparse pattern
+    (`BlockSparseKV` with a mask) come from the pattern.
+
+    Args:
+        per_head: every query head has a mask of its own: `mask_begin`, `mask_query` and `mask_keys`
+            are (requests, query heads).
     """
+    if per_head:
+        return _custom_mask_of_heads()
 
     def custom_mask(
         b: Any,
@@ -235,6 +242,30 @@ def custom_mask() -> Variant:
         Tensor("mask_keys", "i32", 1, "(requests), keys"),
     ]
     return Variant("custom_mask", mask=custom_mask, params=tensors)
+
+
+def _custom_mask_of_heads() -> Variant:
+    def custom_mask(
+        b: Any,
+        h: Any,
+        q_idx: Any,
+        kv_idx: Any,
+        *,
+        mask_bits: Any,
+        mask_begin: Any,
+        mask_query: Any,
+        mask_keys: Any,
+    ) -> Any:
+        row = 8 * mask_begin[b, h] + (q_idx - mask_query[b, h]) * mask_keys[b, h]
+        return mask_bits[row + kv_idx]
+
+    tensors = [
+        Tensor("mask_bits", "bits", 1, "(bytes), eight (query, key) pairs each"),
+        Tensor("mask_begin", "i32", 2, "(requests, query heads), first byte of the mask"),
+        Tensor("mask_query", "i32", 2, "(requests, query heads), position of the first query"),
+        Tensor("mask_keys", "i32", 2, "(requests, query heads), keys"),
+    ]
+    return Variant("custom_mask_of_heads", mask=custom_mask, params=tensors)
 
 
 def tree_mask(*, packed: bool = False) -> Variant:
