@@ -24,6 +24,11 @@ def atom(node: Expression) -> Polynomial:
     return {(node,): 1}
 
 
+def _order(factor: Expression) -> tuple[bool, str]:
+    """Of the factors of a monomial: the same in every process, whatever was traced before."""
+    return factor.is_leaf, repr(factor)
+
+
 def plus(x: Polynomial, y: Polynomial, factor: int = 1) -> Polynomial:
     """x + factor y."""
     total = dict(x)
@@ -36,7 +41,7 @@ def times(x: Polynomial, y: Polynomial) -> Polynomial:
     total: dict[Monomial, int] = {}
     for a, p in x.items():
         for b, q in y.items():
-            monomial = tuple(sorted((*a, *b), key=id))
+            monomial = tuple(sorted((*a, *b), key=_order))
             total[monomial] = total.get(monomial, 0) + p * q
     return {m: c for m, c in total.items() if c}
 
@@ -161,7 +166,7 @@ def _without_quotient(
         factors = [a for a in monomial if a is not node]
         if len(monomial) == 1:
             scaled = times(x, divisor)
-            product = tuple(sorted((node, *next(iter(divisor))), key=id))
+            product = tuple(sorted((node, *next(iter(divisor))), key=_order))
             if len(divisor) == 1 and scaled.get(product) == coefficient:
                 yield scaled
             return

@@ -23,6 +23,7 @@ def attend(
     window_left: int | None = None,
     soft_cap: float | None = None,
     sm_scale: float | None = None,
+    seen: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of one request; the last query stands at the last key.
 
@@ -31,6 +32,7 @@ def attend(
         k, v: (kv_len, num_kv_heads, head_dim).
         causal, window_left, soft_cap: masks and logits; the cap comes before the masks.
         sm_scale: default 1 / sqrt(head_dim).
+        seen: (q_len, kv_len) bools, a further mask.
 
     Returns:
         out (q_len, num_qo_heads, head_dim) and lse (q_len, num_qo_heads), float64, natural log;
@@ -60,10 +62,11 @@ def attend(
             hidden |= key_positions > positions[:, None]
         if window_left is not None:
             hidden |= key_positions < positions[:, None] - window_left
+        if seen is not None:
+            hidden |= ~seen[begin : begin + n]
         s.view(kv_heads, group, n, kv_len).masked_fill_(hidden, -math.inf)
         total = torch.logsumexp(s, dim=-1, keepdim=True)
-        seen = total > -math.inf
-        p = torch.exp(s - torch.where(seen, total, torch.zeros_like(total)))
+        p = torch.exp(s - torch.where(total > -math.inf, total, torch.zeros_like(total)))
         part = (p @ values).view(kv_heads, group, n, -1).permute(2, 0, 1, 3)
         out[begin : begin + n] = part.reshape(n, qo_heads, -1)
         lse[begin : begin + n] = total.view(kv_heads, group, n).permute(2, 0, 1).reshape(n, -1)

@@ -40,6 +40,7 @@ from tests.gpu import (
     levels,
     own_template,
     row_cases,
+    sparse,
     stress,
     tuning_cases,
     variant_cases,
@@ -146,7 +147,9 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
     ]
     specs += all_specs(replace(serving_problem(arch, 16), variant=causal() & sliding_window()))
     specs += invariant_kernels(arch)
-    for cases in (variant_cases, row_cases, function_cases, own_template, dual_chunk, tuning_cases):
+    for cases in (
+        variant_cases, row_cases, function_cases, own_template, dual_chunk, tuning_cases, sparse,
+    ):  # fmt: skip
         specs += cases.kernels(arch)
     if arch == "sm_90a":  # see test_rising, test_neighbours, test_queries
         for case in stress.DECODES:

@@ -1,0 +1,51 @@
+"""Lists of pages and sparse patterns of each KV head, and masks within blocks, on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.gpu import sparse
+from tests.gpu.check import BOUNDS, LSE_BOUND, ROW_BOUND
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("name", sparse.CASES)
+def test_against_a_dense_formula(
+    name: str, device: torch.device, record: Callable[..., None]
+) -> None:
+    err, row, far, exact = sparse.errors(name, device)
+    record("G", f"sparse: {name}", err=err)
+    assert err <= BOUNDS["bf16"] and row <= ROW_BOUND and far <= LSE_BOUND and exact
+
+
+def test_the_kernels_are_those_that_were_listed(device: torch.device, arch: str) -> None:
+    names = {spec.name for spec in sparse.kernels(arch)}
+    for case in sparse.CASES.values():
+        made = sparse.planned(case, case.make(device), device)
+        assert made.kernels[0].name in names
+
+
+def test_one_graph_for_lists_of_other_lengths(device: torch.device) -> None:
+    case = sparse.CASES["lists, decode"]
+    batches = [sparse.lists([1] * 40, longest, 16, "HND")(device) for longest in (3000, 1500, 200)]
+    made = sparse.planned(
+        case, batches[0], device, cuda_graph=True, max_requests=128, max_pages=1 << 16
+    )
+    q, cache = batches[0].q, torch.empty_like(batches[0].kv[0])
+    cache.copy_(batches[0].kv[0])
+    out = torch.empty_like(q)
+    made.run(q, cache, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made.run(q, cache, out=out)
+    for batch in (batches[1], batches[2], batches[0]):
+        cache[: len(batch.kv[0])].copy_(batch.kv[0])
+        made.plan(batch.rows, batch.kv_format)
+        graph.replay()
+        want, _ = sparse.dense(batch)
+        err = float((out.double() - want).norm() / want.norm())
+        assert err <= BOUNDS["bf16"]
