@@ -86,15 +86,19 @@ def check_coverage(plan: Plan, requests: RequestBatch, geometry: Geometry) -> No
         count = np.zeros((heads, rows, blocks), np.int32)
         tiles: dict[int, tuple[int, int, int]] = {}
         for item in by_request.pop(request, []):
-            assert 0 <= item.kv_head < heads
+            head = item.kv_head
+            if geometry.heads_in_ids:  # a request is one KV head
+                assert head == request % geometry.heads_in_ids
+                head = 0
+            assert 0 <= head < heads
             assert 1 <= item.num_rows <= geometry.tile_q
             assert 0 <= item.block_begin <= item.block_end <= blocks or item.block_begin == (
                 item.block_end
             )
             assert (item.slot >= 0) == (item.tile in split_tiles)
             own = slice(item.row_begin, item.row_begin + item.num_rows)
-            count[item.kv_head, own, item.block_begin : item.block_end] += 1
-            place = (item.kv_head, item.row_begin, item.num_rows)
+            count[head, own, item.block_begin : item.block_end] += 1
+            place = (head, item.row_begin, item.num_rows)
             assert tiles.setdefault(item.tile, place) == place
             assert item.slot < 0 or item.block_end > item.block_begin
         assert count.max(initial=0) <= 1, "a pair is computed twice"

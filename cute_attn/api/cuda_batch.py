@@ -16,9 +16,10 @@ from cute_attn.api.block_ranges import BlockRanges
 from cute_attn.api.captured import Captured
 from cute_attn.api.costs import constants_of
 from cute_attn.api.device_planner import DevicePlanner, check_device_step
+from cute_attn.api.heads_apart import heads_apart
 from cute_attn.api.kernel import Kernel
 from cute_attn.api.kernel_choice import KernelChoice
-from cute_attn.api.kernel_source import COMPILED, KernelSource
+from cute_attn.api.kernel_source import COMPILED, Compiled, KernelSource
 from cute_attn.api.launches import explained_launch
 from cute_attn.api.live_scalars import LiveScalars
 from cute_attn.api.parameters import Parameters
@@ -29,6 +30,7 @@ from cute_attn.api.step import DeviceStep, KVKind, Step
 from cute_attn.api.stream_order import StreamOrder
 from cute_attn.api.tuned import Tuned, tuned_of
 from cute_attn.codegen.kernels import range_tables
+from cute_attn.codegen.spec import PER_HEAD
 from cute_attn.formats import DeviceKV
 from cute_attn.runtime.device import device_info
 from cute_attn.scheduler import Constants, Explanation, Plan, explain
@@ -97,6 +99,9 @@ class CudaBatch:
         self._planner: DevicePlanner | None = None  # made by the first plan_on_device()
         self._in_graphs: list[DeviceKV] = []  # captured graphs read their tensors
         self._reads_ranges = bool(range_tables(shape.variant))
+        # Kernels of graphs stay as they are, bundles have none for it, nor have users.
+        compiled = isinstance(source, Compiled) and schedule in (None, *PER_HEAD)
+        self._may_part_heads = compiled and not (cuda_graph or batch_invariant)
 
     @property
     def launches(self) -> tuple[PlannedLaunch, ...]:
@@ -149,6 +154,9 @@ class CudaBatch:
                 " replay (the graph reads the plan from a fixed address)"
             )
         first, all_sms = self._first, self._info.num_sms
+        if self._may_part_heads:
+            shape, most = self._shape, self._options.max_requests
+            step = heads_apart(step, shape, self.constants, most) or step
         with torch.cuda.device(self._info.index):
             # All that can be refused is, before anything of the last plan changes.
             split = self._split(step)

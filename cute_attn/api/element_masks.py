@@ -24,7 +24,8 @@ def _reader(per_head: bool) -> Variant:
 
 def check_reads_mask(variant: Variant, kv_format: KVFormat) -> None:
     """Raises ValueError if `variant` does not mask by what `kv_format` holds, or by more."""
-    per_head = kv_format.heads_in_ids > 0
+    assert kv_format.element_mask is not None
+    per_head = kv_format.element_mask.begin.ndim == 2
     if variant.mask == _reader(per_head).mask:
         return
     name = f"custom_mask({'per_head=True' if per_head else ''})"

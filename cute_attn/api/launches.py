@@ -157,10 +157,11 @@ def parts_of_step(
     for step, sms in parts:
         requests = step.requests
         longest = int(requests.q_len.max(initial=0)) * problem.group
+        heads = 1 if problem.per_head else num_kv_heads  # of a request
         spec = choose(
             problem,
             rows=longest,
-            tiles_per_sm=tiles_per_sm(requests.q_len, longest, num_kv_heads, sms),
+            tiles_per_sm=tiles_per_sm(requests.q_len, longest, heads, sms),
             long=is_long(problem, requests.q_len, requests.kv_len, step.band),
             schedule=schedule,
         )

@@ -128,6 +128,7 @@ def make_step(
             kv_format.kv_len,
             kv_format.q_pos,
             kv_format.kv_pos,
+            common_keys=0 if kv_format.has_positions else kv_format.num_rows,
         ),
         q_rows=rows.total,
         kv_format=kv_format,

@@ -127,6 +127,26 @@ class PerHeadKV(KVFormat):
         return self
 
     @classmethod
+    def of_pattern(cls, kv: BlockSparseKV, num_kv_heads: int) -> PerHeadKV:
+        """One pattern for all KV heads, of which planners see each by itself.
+
+        Args:
+            kv: the pattern; its column blocks may be on a device. Its mask stays one for all.
+            num_kv_heads: KV heads.
+        """
+        heads = positive("num_kv_heads", num_kv_heads)
+        self = cls.__new__(cls)
+        self.heads_in_ids, self.page_size = heads, kv.page_size
+        self.page_table, self.table_on_host = kv.page_table, kv.table_on_host
+        self.max_page, self.num_rows = kv.max_page, kv.num_rows
+        self.has_positions, self.element_mask = False, kv.element_mask
+        self.kv_len, self.kv_start = kv.kv_len.repeat(heads), kv.kv_start.repeat(heads)
+        rows = kv.qo_indptr
+        starts, lengths = rows[:-1].repeat(heads), np.diff(rows).repeat(heads)
+        self._rows = QueryRows(starts, lengths, int(rows[-1]))
+        return self
+
+    @classmethod
     def of_blocks(cls, block_mask: Any, row_sizes: Any, column_sizes: Any) -> PerHeadKV:
         """A block-sparse pattern for each KV head, whose blocks have any sizes.
 

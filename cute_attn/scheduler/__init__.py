@@ -13,6 +13,7 @@ from cute_attn.scheduler.fixed_pieces import plan_fixed_pieces
 from cute_attn.scheduler.level_launches import level_sms
 from cute_attn.scheduler.memory import PlanMemory
 from cute_attn.scheduler.min_heap import HeapAssignment, plan_min_heap
+from cute_attn.scheduler.patterns import pays_by_head
 from cute_attn.scheduler.plan import Plan
 from cute_attn.scheduler.planner import plan_batch
 from cute_attn.scheduler.prices import Prices, prices_of
@@ -63,6 +64,7 @@ __all__ = [
     "fit_constants",
     "level_sms",
     "max_slots",
+    "pays_by_head",
     "plan_batch",
     "plan_fixed_pieces",
     "plan_items",

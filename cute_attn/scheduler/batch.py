@@ -50,13 +50,17 @@ class RequestBatch:
             sees the last key (bottom-right aligned). May be negative.
         kv_pos: position of the first key. Default 0.
         ids: what the kernels call the requests. Default 0, 1, ...
+        common_keys: keys per KV head that all requests choose theirs from, as the rows of a sparse
+            pattern do. Default 0: every request has its own.
 
     Raises:
         TypeError: an array is no integer array, or lives on a device.
         ValueError: lengths differ, a number is negative or out of the plan's range.
     """
 
-    __slots__ = ("aligned", "ids", "least_q_len", "most_q_len", "num_requests", "table")
+    __slots__ = (
+        "aligned", "common_keys", "ids", "least_q_len", "most_q_len", "num_requests", "table",
+    )  # fmt: skip
 
     aligned: bool
     """The last query of each request is at the position of its last key."""
@@ -76,6 +80,7 @@ class RequestBatch:
         q_pos: Any = None,
         kv_pos: Any = None,
         ids: Any = None,
+        common_keys: int = 0,
     ) -> None:
         q_len = _host_integers("q_len", q_len)
         n = self.num_requests = q_len.size
@@ -99,6 +104,7 @@ class RequestBatch:
                 table[_Q_POS] += table[_KV_POS]
         else:
             self._fill(_Q_POS, "q_pos", q_pos)
+        self.common_keys = common_keys
         self.ids = None
         if ids is not None:
             self.ids = _host_integers("ids", ids).astype(np.int64, copy=False)
@@ -183,7 +189,9 @@ class RequestBatch:
         """Some of the requests, under the names they have here."""
         ids = np.arange(self.num_requests) if self.ids is None else self.ids
         q_start, q_len, kv_start, kv_len, q_pos, kv_pos = self.table[:, which]
-        part = RequestBatch(q_start, q_len, kv_start, kv_len, q_pos, kv_pos, ids[which])
+        part = RequestBatch(
+            q_start, q_len, kv_start, kv_len, q_pos, kv_pos, ids[which], self.common_keys
+        )
         part.aligned = self.aligned
         return part
 
@@ -235,6 +243,10 @@ class Geometry:
                 f"num_kv_heads is {self.num_kv_heads} with heads_in_ids {self.heads_in_ids}; each"
                 " request is one KV head then, so it must be 1"
             )
+
+    def by_head(self, requests: RequestBatch) -> bool:
+        """Whether the tiles of a KV head run side by side, because they read the same keys."""
+        return self.heads_in_ids > 0 and requests.common_keys > 0
 
     def callers_request(self, ids: Any) -> Any:
         """The caller's requests that ids belong to; an integer or an array."""

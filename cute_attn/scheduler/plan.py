@@ -34,6 +34,7 @@ class Plan:
         resident_blocks: thread blocks that run at the same time, where there may be more of them;
             None: all.
         visible: of a mask that empties KV blocks within the band, as it was planned with.
+        common_keys: of the requests.
     """
 
     buffer: IntArray
@@ -47,6 +48,7 @@ class Plan:
     cost: CostModel
     resident_blocks: int | None = None
     visible: Visible | None = None
+    common_keys: int = 0
 
     def with_buffer(self, buffer: IntArray) -> Plan:
         """The same with a buffer in which only numbers of the records are other ones."""
@@ -75,7 +77,7 @@ class Plan:
         records = self.view.requests[: self.num_requests]
         ids = records[:, REQUEST_FIELDS.index("meta")] & (MAX_BATCH - 1)
         q_start, q_len, kv_start, kv_len, q_pos, kv_pos = records[:, :6].T
-        return RequestBatch(q_start, q_len, kv_start, kv_len, q_pos, kv_pos, ids)
+        return RequestBatch(q_start, q_len, kv_start, kv_len, q_pos, kv_pos, ids, self.common_keys)
 
     @cached_property
     def geometry(self) -> Geometry:

@@ -8,10 +8,12 @@ tiles meet in the middle.
 * The rest is one line of KV blocks, cut (stream-K) so that all blocks end together.
 
 A batch in which every request has one query tile (decode) has nothing to share: all of it is the
-line. Splitting costs partial results and a merge, so several ways are priced (all tiles whole, line
-cut between tiles only, line cut anywhere, few tiles in even pieces) and the cheapest is taken. All
-tiles whole, if that leaves less idle than splitting costs, is taken without a look at the others:
-it also depends least on what the model says.
+line. Not so where all query rows of a KV head read the same keys, rows of a sparse pattern: the
+records of each head stand together, and its tiles go out in rounds. Splitting costs partial results
+and a merge, so several ways are priced (all tiles whole, line cut between tiles only, line cut
+anywhere, few tiles in even pieces) and the cheapest is taken. All tiles whole, if that leaves less
+idle than splitting costs, is taken without a look at the others: it also depends least on what the
+model says.
 
 Policy "whole" never splits: what a request's result is computed from, and in which order, then does
 not depend on the rest of the batch.
@@ -114,7 +116,8 @@ def plan_batch(
     if min_piece is not None and min_piece < 1:
         raise ValueError(f"min_piece is {min_piece}; it takes KV blocks, at least 1")
     n = requests.num_requests
-    key = (geometry, num_blocks, capacity, cost, policy, min_piece, l2_budget)
+    common = requests.common_keys
+    key = (geometry, num_blocks, capacity, cost, policy, min_piece, l2_budget, common)
     if visible is not None:
         memory = None  # which blocks are visited may change with every token
     if memory is not None and (plan := memory.recall(key, requests, geometry)) is not None:
@@ -127,7 +130,7 @@ def plan_batch(
     runs = make_runs(records, geometry, item)
     best = _hand_out(records, runs, num_blocks, item, cost, split=policy == "balanced")
     plan = write_plan(records, runs, geometry, best, plan_layout(num_blocks, capacity), cost)
-    plan.visible = visible
+    plan.visible, plan.common_keys = visible, common
     if memory is not None:
         memory.keep(key, requests, records, plan)
     return plan
@@ -166,7 +169,7 @@ def _hand_out(
         return Candidate(0, Cuts(none, none, none, none), Price.known(none[1:]))
     candidates: list[Candidate] = []
     num_whole, rounds, loads = 0, None, None
-    if records.most_q_tiles > 1:
+    if records.most_q_tiles > 1 or records.by_head:  # neighbours share keys
         share = -(-runs.total_cost // num_blocks)
         rounds = hand_out_rounds(runs.tile_costs(), num_blocks)
         whole = price_whole(runs, rounds)

@@ -1,7 +1,8 @@
 """Which keys items read: each item by itself, and each (request, KV head) once.
 
 Several query tiles of one request and KV head load the same keys; HBM gives them once, the L2 cache
-the other times. KV blocks that a mask empties are not read.
+the other times. So it is with all tiles of a KV head where every request chooses from the same
+keys. KV blocks that a mask empties are not read.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ class Reads:
         table: (items, fields) the items.
         blocks: (items,) KV blocks that each one visits.
         keys: (items,) that each one loads.
-        owner: (items,) its request * num_kv_heads + KV head; its request, if that is one KV head.
-        once: (requests * num_kv_heads,) keys that all items of one owner need together.
+        owner: (items,) its request * num_kv_heads + KV head; its request, if that is one KV head;
+            its KV head, if all requests choose from the same keys.
+        once: (owners,) keys that all items of one owner need together.
     """
 
     table: Int64Array
@@ -52,6 +54,8 @@ def reads_of(
     request, _, head, _, _, begin, end, _ = table.T
     tile_kv, heads = geometry.tile_kv, geometry.num_kv_heads
     owner = request if geometry.heads_in_ids else request * heads + head
+    if geometry.by_head(requests):
+        return _common_reads(table, requests, geometry)
     if visible is not None:
         return _visible_reads(table, owner, requests, geometry, visible)
     length = requests.kv_len[request]
@@ -63,6 +67,15 @@ def reads_of(
     reach = np.minimum(high * tile_kv, np.repeat(requests.kv_len, heads))
     once = np.maximum(reach - np.minimum(low, high) * tile_kv, 0)
     return Reads(table, end - begin, keys, owner, once)
+
+
+def _common_reads(table: Int64Array, requests: RequestBatch, geometry: Geometry) -> Reads:
+    """Where all requests choose from the same keys. (Those of blocks that a mask empties too.)"""
+    request, _, head, _, _, begin, end, _ = table.T
+    length, tile_kv = requests.kv_len[request], geometry.tile_kv
+    keys = np.minimum(end * tile_kv, length) - np.minimum(begin * tile_kv, length)
+    read = np.bincount(head, keys, geometry.heads_in_ids).astype(np.int64)
+    return Reads(table, end - begin, keys, head, np.minimum(read, requests.common_keys))
 
 
 def _visible_reads(

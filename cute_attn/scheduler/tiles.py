@@ -70,7 +70,8 @@ def visible_blocks(
 
 @dataclass(slots=True)
 class Records:
-    """Requests in plan order: most expensive tile first, ties by index, empty requests last."""
+    """Requests in plan order: most expensive tile first, ties by index, empty requests last. Where
+    the tiles of a KV head read the same keys (`Geometry.by_head`), so for each head."""
 
     order: Int64Array  # caller's index of each record
     ids: Int64Array  # what the kernels call it
@@ -84,6 +85,7 @@ class Records:
     section_heads: Each
     most_q_tiles: int
     visits: Visits | None  # where a mask empties KV blocks
+    by_head: bool = False
 
     @property
     def count(self) -> int:
@@ -149,7 +151,8 @@ def sort_requests(
     """
     q_len = requests.equal_q_len
     one_section = geometry.num_kv_heads <= MAX_SECTION_HEADS
-    if one_section and 0 < q_len * geometry.group <= geometry.tile_q:
+    by_head = geometry.by_head(requests)
+    if one_section and 0 < q_len * geometry.group <= geometry.tile_q and not by_head:
         return _sort_decodes(requests, geometry, cost, q_len, min_piece, visits)
 
     tile_q, heads = geometry.tile_q, geometry.num_kv_heads
@@ -161,9 +164,16 @@ def sort_requests(
         blocks = last_tile_blocks(geometry, requests, last_row, packed)
     else:
         blocks = visits.of_last_tiles()
-    block_cost = _block_cost(requests, geometry, cost, blocks, q_tiles, most_q_tiles, visits)
+    if by_head:  # the L2 has the keys
+        block_cost: Each = cost.block(geometry, 1, read_block=0)
+    else:
+        block_cost = _block_cost(requests, geometry, cost, blocks, q_tiles, most_q_tiles, visits)
     tile_cost = blocks * block_cost if isinstance(block_cost, np.ndarray) else blocks
     order = _falling((tile_cost + 1) * (q_tiles > 0))
+    if by_head:
+        ids = order if requests.ids is None else requests.ids[order]
+        head = np.where(q_tiles[order] > 0, ids % geometry.heads_in_ids, geometry.heads_in_ids)
+        order = order[head.argsort(kind="stable")]
 
     q_tiles, rows = q_tiles[order], np.minimum(packed, tile_q)[order]
     block_cost = pick(block_cost, order)
@@ -189,6 +199,7 @@ def sort_requests(
         section_heads=(sections + (heads - 1)) // sections,
         most_q_tiles=most_q_tiles,
         visits=visits,
+        by_head=by_head,
     )
 
 
@@ -265,7 +276,7 @@ def make_runs(records: Records, geometry: Geometry, item: int) -> Runs:
     num_heads, q_tiles = geometry.num_kv_heads, records.q_tiles
     owner: Int64Array | slice
     heads: Each = num_heads
-    if records.most_q_tiles <= 1 and num_heads <= MAX_SECTION_HEADS:
+    if records.most_q_tiles <= 1 and num_heads <= MAX_SECTION_HEADS and not records.by_head:
         # One run per request that has queries; those without are last.
         count = total(q_tiles, records.count)
         owner = slice(count)

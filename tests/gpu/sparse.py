@@ -110,10 +110,16 @@ def lists(
 
 
 def blocks(
-    rng: np.random.Generator, rows: int, keys: int, block: tuple[int, int], *, masked: bool
+    rng: np.random.Generator,
+    rows: int,
+    keys: int,
+    block: tuple[int, int],
+    *,
+    masked: bool = False,
+    share: float = 0.2,
 ) -> tuple[BlockSparseKV, np.ndarray]:
     """A pattern with an empty block row and one of every block, and (rows, keys) what is seen."""
-    kept = rng.random((-(-rows // block[0]), keys // block[1])) < 0.2
+    kept = rng.random((-(-rows // block[0]), keys // block[1])) < share
     kept[0], kept[1:2] = True, False
     at = np.nonzero(kept)
     mask = rng.random((at[0].size, *block)) < 0.5 if masked else None
@@ -139,13 +145,13 @@ def patterned(kv: KVFormat, seen: list[np.ndarray], device: torch.device) -> Bat
 
 
 def patterns(
-    rows: int, keys: int, *of_heads: tuple[int, int], masked: bool = False
+    rows: int, keys: int, *of_heads: tuple[int, int], masked: bool = False, share: float = 0.2
 ) -> Callable[[torch.device], Batch]:
     """A pattern for each KV head, or one for all."""
 
     def make(device: torch.device) -> Batch:
         rng = np.random.default_rng(rows)
-        made = [blocks(rng, rows, keys, block, masked=masked) for block in of_heads]
+        made = [blocks(rng, rows, keys, block, masked=masked, share=share) for block in of_heads]
         formats, seen = [kv for kv, _ in made], [dense for _, dense in made]
         if len(formats) == 1:
             return patterned(formats[0], seen * KV_HEADS, device)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.gpu import sparse
+from tests.gpu import oracle64, sparse
 from tests.gpu.check import BOUNDS, LSE_BOUND, ROW_BOUND
 
 pytestmark = pytest.mark.gpu
@@ -27,6 +27,21 @@ def test_the_kernels_are_those_that_were_listed(device: torch.device, arch: str)
     for case in sparse.CASES.values():
         made = sparse.planned(case, case.make(device), device)
         assert made.kernels[0].name in names
+
+
+def test_a_pattern_that_the_l2_does_not_hold(
+    device: torch.device, record: Callable[..., None]
+) -> None:
+    """Its KV heads are planned apart."""
+    batch = sparse.patterns(512, 32768, (64, 64), share=0.8)(device)
+    case = sparse.SparseCase(lambda _: batch)
+    made = sparse.planned(case, batch, device)
+    assert "_per_head_" in made.kernels[0].name and made.last_plan is not None
+    assert made.last_plan.num_requests == 8 * sparse.KV_HEADS
+    out, lse = made.run(batch.q, *batch.kv, return_lse=True)
+    err, row, far, exact = oracle64.errors(out, lse, *sparse.dense(batch))
+    record("G", "sparse: heads planned apart", err=err)
+    assert err <= BOUNDS["bf16"] and row <= ROW_BOUND and far <= LSE_BOUND and exact
 
 
 def test_one_graph_for_lists_of_other_lengths(device: torch.device) -> None:
