@@ -1,11 +1,13 @@
-"""Decodes that share keys, with and without levels: a long prefix (section SP), samples of one
-prompt (PG), prompts of a production trace (MP).
+"""Composable formats and sparse KV. Decodes that share keys, with and without levels: a long prefix
+(section SP), samples of one prompt (PG), prompts of a production trace (MP). Block-sparse prefill
+(SB), and decode that reads some of the pages, others for each KV head (SL).
 
-    python -m perf.bench_shared [--quick] [--match TEXT]
-    python -m perf.bench_shared --predict      bytes and predicted times; needs no GPU
+    python -m perf.bench_composable [--quick] [--match TEXT] [--section SB,SL]
+    python -m perf.bench_composable --predict      bytes and predicted times; needs no GPU
 
-`flat` reads what is shared for each request, `auto` is what the cost model makes of it, `levels`
-shares all that can be. Times are of a run within a replayed CUDA graph over rotating caches.
+Of SP, PG and MP, `flat` reads what is shared for each request, `auto` is what the cost model makes
+of it, `levels` shares all that can be. Of these and of SL times are of a run within a replayed CUDA
+graph over rotating caches; SB is timed beside the dense case, the L2 emptied before each call.
 """
 
 from __future__ import annotations
@@ -16,12 +18,16 @@ from functools import partial
 import torch
 
 from cute_attn import CompositeAttention
-from perf import harness, records
-from perf.cases import shared
+from perf import compare, harness, measure_sparse, records
+from perf.cases import shared, sparse
 from perf.cases.shared import SharedCase
 
 SHARE = {"flat": "never", "auto": "auto", "levels": "always"}
-QUICK = ("prefix 32768 + 128, b64", "prefix 1024 + 128, b16")
+QUICK = (
+    "prefix 32768 + 128, b64", "prefix 1024 + 128, b16", "32/32 block 128 25%",
+    "32/8 block 64 10%", "32/8 NHD 1/8 of 8k, b64",
+)  # fmt: skip
+SECTIONS = ("SP", "PG", "MP", "SB", "SL")
 
 
 def predict(cases: list[SharedCase], results: records.Records) -> None:
@@ -86,20 +92,35 @@ def measure(case: SharedCase, results: records.Records) -> str:
 
 
 def main() -> int:
-    parser = harness.parser("Decodes that share keys, sections SP, PG and MP.")
+    parser = harness.parser("Composable formats and sparse KV.")
     parser.add_argument("--predict", action="store_true", help="measure nothing; needs no GPU")
+    parser.add_argument("--section", default=",".join(SECTIONS), help="default: %(default)s")
     options = parser.parse_args()
-    cases = [case for case in shared.all_shared() if options.match in case.cfg]
-    if options.quick:
-        cases = [case for case in cases if case.cfg in QUICK]
+    sections = options.section.split(",")
+    if unknown := sorted({*sections} - {*SECTIONS}):
+        parser.error(f"--section has {', '.join(unknown)}; it takes {', '.join(SECTIONS)}")
+
+    def wanted(sec: str, cfg: str) -> bool:
+        return sec in sections and options.match in cfg and (not options.quick or cfg in QUICK)
+
+    sharing = [case for case in shared.all_shared() if wanted(case.sec, case.cfg)]
+    some = [case for case in sparse.all_sparse() if wanted(case.sec, case.cfg)]
     if options.predict:
-        path = options.out or records.default_path("shared-predicted")
-        predict(cases, records.Records(path, records.environment("none: nothing is compiled")))
+        path = options.out or records.default_path("composable-predicted")
+        results = records.Records(path, records.environment("none: nothing is compiled"))
+        predict(sharing, results)
+        for case in some:
+            print(measure_sparse.predict(case, results), flush=True)
         return 0
-    results = harness.open_records("shared", options.out, shared.shared_specs(harness.arch())[-1])
-    for case in cases:
-        print(measure(case, results), flush=True)
+    spec = shared.shared_specs(harness.arch())[-1]
+    results = harness.open_records("composable", options.out, spec)
+    for shares in sharing:
+        print(measure(shares, results), flush=True)
         torch.cuda.empty_cache()
+    for case in some:
+        print(measure_sparse.measure(case, results), flush=True)
+        torch.cuda.empty_cache()
+    print("\n".join(map(str, compare.all_goals(list(records.read(results.path)), []))))
     return 0
 
 

@@ -16,7 +16,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from perf import goals, host_goals, records, serving_goals, tuning_goals, variant_goals
+from perf import (
+    goals,
+    host_goals,
+    records,
+    serving_goals,
+    sparse_goals,
+    tuning_goals,
+    variant_goals,
+)
 from perf.joining import PEERS, Cell, Row, is_ours, join, time_field
 
 TITLES = {
@@ -117,6 +125,7 @@ def all_goals(rows: Sequence[Row], peers: Sequence[Row]) -> list[goals.Goal]:
         *variant_goals.check(rows, peers),
         *host_goals.check(rows),
         *tuning_goals.check(rows),
+        *sparse_goals.check(rows),
     ]
 
 

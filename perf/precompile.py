@@ -21,7 +21,7 @@ from cute_attn.api.tuned_kernels import tuned_kernels, warmup_tuned
 from cute_attn.runtime import CompiledKernel, cache_key
 from cute_attn.runtime.cache_upkeep import entries, remove
 from perf import cases
-from perf.cases import shared
+from perf.cases import shared, sparse
 from perf.cases.tuning import held_out
 from perf.cases.variants import variant_specs
 from tests.gpu import specs
@@ -37,6 +37,7 @@ def kernels(only: str | None, arch: str, sections: Sequence[str] = ()) -> list[s
         if not sections:
             own += [*specs.with_merges(variant_specs(arch)), *specs.planner_kernels(arch)]
             own += [*specs.with_merges(shared.shared_specs(arch)), *shared.row_kernels(arch)]
+            own += specs.with_merges(sparse.sparse_specs(arch))
         found |= {kernel.name: kernel for kernel in own}
     return list(found.values())
 
@@ -46,6 +47,7 @@ def tuned(arch: str, sections: Sequence[str] = ()) -> list[tuple[KernelSpec, str
     problems = cases.all_problems(arch, sections)
     if not sections:
         problems += [shared.problem(arch), *(case.problem(arch) for case in held_out())]
+        problems += [problem for problem in sparse.problems(arch) if not problem.per_head]
     return list(dict.fromkeys(k for problem in problems for k in tuned_kernels(problem)))
 
 

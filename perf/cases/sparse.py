@@ -4,6 +4,7 @@ the pages, others for each KV head (SL). head_dim 128, bf16, no mask.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -80,15 +81,15 @@ class SparseCase:
         page_size = kv.page_size if kv.paged else None
         return Problem(arch, "bf16", DIM, DIM, group, full(), page_size, per_head)
 
-    def parts(self, arch: str) -> list[Part]:
-        """The launches that serve it on a device of `arch` with as many SMs as an H200."""
-        step, heads = (
-            make_step(self.rows, self.kv, full(), None, torch.device("cpu")),
-            self.num_kv_heads,
-        )
+    def parts(self, arch: str, *, apart: bool = True) -> list[Part]:
+        """The launches that serve it on a device of `arch` with as many SMs as an H200; `apart`:
+        KV heads may be planned apart."""
+        step = make_step(self.rows, self.kv, full(), None, torch.device("cpu"))
         asked = self.problem(arch)
-        if (apart := heads_apart(step, self._shape, BUILT_IN)) is not None:
-            step, asked = apart, replace(asked, per_head=True)
+        parted = heads_apart(step, self._shape, BUILT_IN) if apart else None
+        if parted is not None:
+            step, asked = parted, replace(asked, per_head=True)
+        heads = self.num_kv_heads
         return parts_of_step(step, asked, num_kv_heads=heads, num_sms=H200.sms)
 
     @property
@@ -120,7 +121,8 @@ class SparsePrefill(SparseCase):
 
     Attributes:
         block: query rows and keys of a block; 0: dense.
-        density: share of the blocks, the same for every block row; which ones is random.
+        density: share of the blocks, rounded up, the same for every block row; which ones is
+            random.
         per_head: every KV head sees others.
     """
 
@@ -132,6 +134,16 @@ class SparsePrefill(SparseCase):
     def rows(self) -> list[int] | None:
         return None if self.block else [0, LENGTH]
 
+    @property
+    def dense(self) -> SparsePrefill:
+        """The same queries, which see all keys."""
+        return replace(self, cfg="dense", block=0, density=1.0, per_head=False)
+
+    @property
+    def kept(self) -> float:
+        """Share of the (query, key) pairs that are seen."""
+        return self.pairs / self.dense.pairs
+
     @cached_property
     def kv(self) -> KVFormat:
         if not self.block:
@@ -142,7 +154,7 @@ class SparsePrefill(SparseCase):
 
     def _pattern(self, seed: int) -> BlockSparseKV:
         count = LENGTH // self.block
-        kept = max(round(self.density * count), 1)
+        kept = math.ceil(self.density * count)
         every = np.tile(np.arange(count), (count, 1))
         columns = np.random.default_rng(seed).permuted(every, axis=1)[:, :kept]
         indices = np.sort(columns, axis=1).reshape(-1)
@@ -197,16 +209,13 @@ DENSITIES = (0.05, 0.10, 0.25, 0.50)
 
 
 def sparse_prefill() -> list[SparsePrefill]:
-    """Section SB: of each number of heads the dense case first."""
-    found = []
-    for heads in HEADS:
-        name = "/".join(map(str, heads))
-        found.append(SparsePrefill("SB", f"{name} dense", *heads))
-        found += [
-            SparsePrefill("SB", f"{name} block {block} {density:.0%}", *heads, block, density)
-            for block in BLOCKS
-            for density in DENSITIES
-        ]
+    """Section SB."""
+    found = [
+        SparsePrefill("SB", f"{q}/{kv} block {block} {density:.0%}", q, kv, block, density)
+        for q, kv in HEADS
+        for block in BLOCKS
+        for density in DENSITIES
+    ]
     own = ("SB", "32/8 block 128 25% of each head", 32, 8)
     return [*found, SparsePrefill(*own, block=128, density=0.25, per_head=True)]
 
@@ -225,11 +234,20 @@ def all_sparse() -> list[SparsePrefill | PageLists]:
     return [*sparse_prefill(), *page_lists()]
 
 
+def _run_in(case: SparsePrefill | PageLists) -> list[SparsePrefill | PageLists]:
+    """What is run for a case."""
+    return [case, case.dense] if isinstance(case, SparsePrefill) else [case]
+
+
 def problems(arch: str) -> list[Problem]:
-    """What the kernels of the cases are chosen by."""
-    return list(dict.fromkeys(case.problem(arch) for case in all_sparse()))
+    """What the kernels of the cases are chosen by; not those of heads planned apart."""
+    cases = [one for case in all_sparse() for one in _run_in(case)]
+    return list(dict.fromkeys(case.problem(arch) for case in cases))
 
 
 def sparse_specs(arch: str) -> list[KernelSpec]:
-    """Attention kernels of the cases."""
-    return list(dict.fromkeys(part.spec for case in all_sparse() for part in case.parts(arch)))
+    """Attention kernels of the cases; also those of patterns in the order of their rows."""
+    cases = [one for case in all_sparse() for one in _run_in(case)]
+    every = [(case, apart) for case in cases for apart in (True, False)]
+    parts = (part for case, apart in every for part in case.parts(arch, apart=apart))
+    return list(dict.fromkeys(part.spec for part in parts))

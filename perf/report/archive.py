@@ -24,7 +24,7 @@ NUMBERS: tuple[str, ...] = (
     "floor_us",
 )
 NUMBERS += ("plan_us", "imbalance", "device_us", "next_us", "emit_us", "of_plain", "seconds")
-NUMBERS += ("speedup", "spread", "cpu_us")
+NUMBERS += ("speedup", "spread", "cpu_us", "dense_us", "density")
 NEEDED: dict[str, tuple[str, ...]] = {
     sec: ("us",) for sec in ("A", "A16", "B", "F", "L", "M", "N", "P", "R", "W")
 }
@@ -35,6 +35,8 @@ NEEDED |= {
     "G": ("outcome",),
     "S": ("outcome",),
     "V": ("of_plain",),
+    "SB": ("us", "dense_us", "density", "row_block"),
+    "SL": ("us_graph", "kv_bytes"),
 }
 """What a row of ours has at least."""
 STANDARD = ("prefill", "decode", "steps", "variants")

@@ -11,8 +11,8 @@ from perf.report.archive import STANDARD, Archive
 from perf.report.blocks import Block, Gap, Section, Source, Table
 
 NAMES = TITLES | {"J": "cold compiles", "L": "calls of the host", "N": "planner"}
-NAMES["U"] = "tuning, held-out steps"
-GOAL_BENCHES = (*STANDARD, "launch", "plan", "compile", "tuning")
+NAMES |= {"U": "tuning, held-out steps", "SB": "block-sparse prefill", "SL": "lists of pages"}
+GOAL_BENCHES = (*STANDARD, "launch", "plan", "compile", "tuning", "composable")
 """Records that goals are for; others force a kernel or a plan."""
 
 

@@ -1,4 +1,4 @@
-"""Goals of variants and of host times on small records."""
+"""Goals of variants, of sparse KV and of host times on small records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perf import compare, host_goals, variant_goals
+from perf import compare, host_goals, sparse_goals, variant_goals
 
 V = {"sec": "V", "peer": "cute_attn", "err": 0.002}
 
@@ -50,6 +50,22 @@ def test_variants_against_the_plain_kernel() -> None:
     assert [(goal.got, goal.got >= goal.least) for goal in found] == [
         (0.84, False), (0.98, True), (0.94, False)
     ]  # fmt: skip
+
+
+def test_sparse_kv() -> None:
+    sparse: dict[str, Any] = {"sec": "SB", "dense_us": 4000.0, "density": 0.25, "err": 0.002}
+    rows: list[dict[str, Any]] = [
+        {"gpu": "of the run"},
+        sparse | {"cfg": "a", "row_block": 128, "us": 1170.0},
+        sparse | {"cfg": "b", "row_block": 128, "us": 2340.0},
+        sparse | {"cfg": "b", "peer": "in order of rows", "us": 9000.0},
+        sparse | {"cfg": "c", "row_block": 64, "us": 960.0},
+        sparse | {"cfg": "wrong", "row_block": 64, "us": 1e6, "err": 0.5},
+        {"sec": "SL", "cfg": "d", "kv_bytes": 44e6, "us_graph": 20.0},
+    ]
+    found = sparse_goals.check(rows)
+    assert [goal.got for goal in found] == pytest.approx([2.0, 0.5, 0.75])
+    assert compare.all_goals(rows, []) == found
 
 
 def test_host_times() -> None:
