@@ -25,9 +25,10 @@ _BLOCK = 1024  # threads of a block
 
 
 @cache
-def plan_decode_params() -> ParameterBlock:
+def plan_decode_params(*, per_head: bool = False) -> ParameterBlock:
     """Fields of the kernel. Lengths come from `seq_lens`, or from `kv_indptr` (rows of ragged KV,
-    or, with `kv_last_page_len`, pages)."""
+    or, with `kv_last_page_len`, pages). `per_head`: see `emit_plan_decode`."""
+    heads = Field("heads_in_ids", "i32", "KV heads, each with a request of its own")
     return ParameterBlock(
         (
             Field("kv_indptr", "pointer", "(num_requests + 1), or null", "int32_t const"),
@@ -59,6 +60,7 @@ def plan_decode_params() -> ParameterBlock:
             Field("cost_shift", "i32", "see cost_magic"),
             Field("window_left", "i32", "see the plan's header"),
             Field("window_right", "i32", "see the plan's header"),
+            *((heads,) if per_head else ()),
         )
     )
 
@@ -82,6 +84,7 @@ def emit_plan_decode(
     threads: int = _BLOCK // 2,
     writers: int | None = None,
     max_requests: int = MAX_REQUESTS,
+    per_head: bool = False,
 ) -> GeneratedKernel:
     """Generates the kernel; launched as one block.
 
@@ -90,6 +93,7 @@ def emit_plan_decode(
         threads: threads that plan, a power of two from 64 to 1024; see `planner_threads`.
         writers: threads that write what others have found; default: up to 1024 in all.
         max_requests: a multiple of `threads`, below 65536.
+        per_head: for plans with `heads_in_ids`: every KV head of a request has its own lengths.
 
     Raises:
         UnsupportedSpecError: unknown arch.
@@ -105,8 +109,9 @@ def emit_plan_decode(
         raise ValueError(f"writers is {writers}; a multiple of 32 up to {_BLOCK - threads}")
     if max_requests < 1 or max_requests % threads or max_requests >= 1 << 16:
         raise ValueError(f"max_requests is {max_requests}; a multiple of {threads} below 65536")
-    params = plan_decode_params()
-    name = symbol(f"plan_decode_t{threads}_{arch}", arch, threads, writers, max_requests)
+    params = plan_decode_params(per_head=per_head)
+    heads = "_per_head" if per_head else ""
+    name = symbol(f"plan_decode_t{threads}{heads}_{arch}", arch, threads, writers, max_requests)
     smem_bytes = _smem_bytes(threads, max_requests)
     text = render(
         TEMPLATES / "plan_decode.cu.jinja",
@@ -116,6 +121,7 @@ def emit_plan_decode(
         writers=writers,
         max_requests=max_requests,
         smem_bytes=smem_bytes,
+        per_head=per_head,
         dependent_launch=has_dependent_launch(arch),
     )
     return GeneratedKernel(

@@ -317,6 +317,7 @@ class BatchAttention:
             )
         given = dict(scalars) if scalars is not None else None
         step = make_device_step(kv_format, q_len, self._shape.variant, given, self._shape.device)
+        self._shape.check_heads(kv_format)
         parameters = self._parameters.bind(step, tensors)
         self._backend.plan_on_device(step)
         self._step = step

@@ -125,7 +125,8 @@ class CpuBatch:
                 f"q_len is {step.q_len}, which makes {rows} packed query rows (group"
                 f" {shape.group}), but a tile has {_PREFILL_ROWS}; use plan() for such a step"
             )
-        qo_indptr = step.q_len * np.arange(step.kv_format.num_requests + 1)
+        count = step.kv_format.num_requests // max(step.kv_format.heads_in_ids, 1)
+        qo_indptr = step.q_len * np.arange(count + 1)
         kv_format = step.kv_format.on_host()
         scalars = step.scalars
         self.plan(make_step(qo_indptr, kv_format, shape.variant, scalars, shape.device))

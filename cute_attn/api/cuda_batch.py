@@ -196,7 +196,11 @@ class CudaBatch:
         with torch.cuda.device(self._info.index):
             if self._planner is None:
                 self._planner = DevicePlanner(
-                    self._small_arch, self._shape.device, num_blocks, self._options.source
+                    self._small_arch,
+                    self._shape.device,
+                    num_blocks,
+                    self._options.source,
+                    per_head=step.kv_kind.per_head,
                 )
             address = launch.store.place(num_blocks, kv.num_requests, table)
             self._order.before_plan()

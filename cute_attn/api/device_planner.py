@@ -64,6 +64,7 @@ class DevicePlanner:
         device: a CUDA device.
         num_blocks: grid of the attention kernel, up to `MAX_BLOCKS`.
         source: where the kernel comes from.
+        per_head: every KV head of a request has lengths of its own.
 
     Attributes:
         kernel: the kernel.
@@ -80,8 +81,12 @@ class DevicePlanner:
         device: torch.device,
         num_blocks: int,
         source: KernelSource = COMPILED,
+        *,
+        per_head: bool = False,
     ) -> None:
-        self.kernel = ready(emit_plan_decode(arch, threads=planner_threads(num_blocks)), source)
+        threads = planner_threads(num_blocks)
+        self.kernel = ready(emit_plan_decode(arch, threads=threads, per_head=per_head), source)
+        self._per_head = per_head
         self.num_blocks = num_blocks
         self._launch = self.kernel.launcher(device.index).launch
         self._arguments = self.kernel.arguments()
@@ -107,9 +112,12 @@ class DevicePlanner:
         kv = self._kv = step.kv_format
         costs = DecodeCosts.of(geometry, cost, step.q_len)
         addresses = {name: tensor.data_ptr() for name, tensor in kv.tensors.items()}
+        sizes = vars(geometry).copy()
+        if not self._per_head:
+            del sizes["heads_in_ids"]  # is 0
         self._arguments.set(
             **vars(costs),
-            **vars(geometry),
+            **sizes,
             **plan_decode_divisors(geometry.tile_kv, self.num_blocks, costs.block_cost),
             kv_indptr=addresses.get("kv_indptr", 0),
             kv_last_page_len=addresses.get("kv_last_page_len", 0),

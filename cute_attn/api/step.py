@@ -182,7 +182,7 @@ def make_device_step(
         raise ValueError("kv_format has no requests; plan_on_device() takes at least 1")
     values, band = band_of(variant, scalars)
     return DeviceStep(
-        q_rows=kv_format.num_requests * q_len,
+        q_rows=kv_format.num_requests // max(kv_format.heads_in_ids, 1) * q_len,
         kv_format=kv_format,
         kv_needed=kv_format.num_rows,
         scalars=values,

@@ -10,6 +10,7 @@ from typing import Any
 from cute_attn.formats.base import KVFormat, check_table_range
 from cute_attn.formats.errors import page_numbers, positive
 from cute_attn.formats.paged import BlockTableKV, PagedKV
+from cute_attn.formats.per_head import PerHeadKV
 from cute_attn.formats.ragged import RaggedKV
 
 
@@ -51,7 +52,13 @@ class DeviceKV(KVFormat):
 
     @classmethod
     def from_paged(
-        cls, kv_indptr: Any, kv_indices: Any, kv_last_page_len: Any, page_size: int
+        cls,
+        kv_indptr: Any,
+        kv_indices: Any,
+        kv_last_page_len: Any,
+        page_size: int,
+        *,
+        num_kv_heads: int | None = None,
     ) -> DeviceKV:
         """As `PagedKV`.
 
@@ -60,6 +67,8 @@ class DeviceKV(KVFormat):
             kv_indices: int32 tensor of page numbers, as many as any step has.
             kv_last_page_len: (num_requests,) int32 tensor.
             page_size: keys per page.
+            num_kv_heads: as for `PerHeadKV`, a list for each request and KV head; None: one for all
+                KV heads of a request.
 
         Raises:
             TypeError, ValueError: naming the argument, what it is and what it takes.
@@ -70,16 +79,19 @@ class DeviceKV(KVFormat):
         made._set_table("kv_indices", kv_indices, 1, page_size)
         made.capacity = int(kv_indices.shape[0])
         _same_requests("kv_last_page_len", made.kv_last_page_len, made.num_requests)
-        return made
+        return made._of_heads("kv_last_page_len", num_kv_heads)
 
     @classmethod
-    def from_block_table(cls, block_tables: Any, seq_lens: Any, page_size: int) -> DeviceKV:
+    def from_block_table(
+        cls, block_tables: Any, seq_lens: Any, page_size: int, *, num_kv_heads: int | None = None
+    ) -> DeviceKV:
         """As `BlockTableKV`.
 
         Args:
             block_tables: (num_requests, max_pages) int32 tensor; rows may be strided.
             seq_lens: (num_requests,) int32 tensor.
             page_size: keys per page.
+            num_kv_heads: as for `from_paged`.
 
         Raises:
             TypeError, ValueError: naming the argument, what it is and what it takes.
@@ -91,7 +103,20 @@ class DeviceKV(KVFormat):
         _same_requests("block_tables", block_tables, made.num_requests)
         made.table_stride, made.capacity = int(block_tables.stride(0)), width * made.page_size
         check_table_range("block_tables", made.table_stride * rows)
-        return made
+        return made._of_heads("seq_lens", num_kv_heads)
+
+    def _of_heads(self, name: str, num_kv_heads: int | None) -> DeviceKV:
+        """With lists of each KV head, `name` of their lengths."""
+        if num_kv_heads is None:
+            return self
+        heads = positive("num_kv_heads", num_kv_heads)
+        if self.num_requests % heads:
+            raise ValueError(
+                f"{name} has {self.num_requests} entries, which num_kv_heads = {heads} does not"
+                " divide; it takes one for each request and KV head"
+            )
+        self.heads_in_ids = heads
+        return self
 
     def _set_table(self, name: str, table: Any, ndim: int, page_size: int) -> None:
         _tensor(name, table, ndim)
@@ -124,11 +149,14 @@ class DeviceKV(KVFormat):
         Raises:
             ValueError: what the numbers say is wrong.
         """
-        if self.seq_lens is not None:
-            return BlockTableKV(self.page_table, self.seq_lens, self.page_size)
         if self.paged:
-            last = self.kv_last_page_len
-            return PagedKV(self.kv_indptr, self.page_table, last, self.page_size)
+            found: KVFormat
+            if self.seq_lens is not None:
+                found = BlockTableKV(self.page_table, self.seq_lens, self.page_size)
+            else:
+                last = self.kv_last_page_len
+                found = PagedKV(self.kv_indptr, self.page_table, last, self.page_size)
+            return PerHeadKV(found, self.heads_in_ids) if self.heads_in_ids else found
         ragged = RaggedKV(self.kv_indptr)
         if ragged.num_rows > self.num_rows:
             raise ValueError(f"kv_indptr[-1] is {ragged.num_rows}, but num_rows is {self.num_rows}")

@@ -100,7 +100,7 @@ def test_the_planner_and_what_follows_it(fake_gpu: Any) -> None:
     cost = CostModel.for_kernel(schedule="ampere_decode", blocks_per_sm=tile.blocks_per_sm)
     own = {
         **vars(DecodeCosts.of(geometry, cost, 2)),
-        **vars(geometry),
+        **{name: size for name, size in vars(geometry).items() if name != "heads_in_ids"},
         "kv_indptr": kv.kv_indptr.data_ptr(),
         "kv_last_page_len": kv.kv_last_page_len.data_ptr(),
         "seq_lens": 0,

@@ -88,19 +88,21 @@ class Case:
 
     def expected(self) -> Plan:
         n = len(self.kv_len)
-        q_start = self.q_len * np.arange(n)
+        q_start = self.q_len * self.geometry.callers_request(np.arange(n))
         q_len = np.full(n, self.q_len)
         requests = RequestBatch(q_start, q_len, np.array(self.kv_start), np.array(self.kv_len))
         return plan_batch(requests, self.geometry, self.num_blocks, cost=self.cost)
 
     def packed(self) -> bytes:
         costs = DecodeCosts.of(self.geometry, self.cost, self.q_len)
-        params = plan_decode_params().structure()
+        heads = self.geometry.heads_in_ids
+        params = plan_decode_params(per_head=heads > 0).structure()
+        sizes = {n: x for n, x in vars(self.geometry).items() if heads or n != "heads_in_ids"}
         divided = (self.geometry.tile_kv, self.num_blocks, costs.block_cost)
         values = {
             **plan_decode_divisors(*divided),
             **vars(costs),
-            **vars(self.geometry),
+            **sizes,
             "num_requests": len(self.kv_len),
             "q_len": self.q_len,
             "page_size": self.page_size,
@@ -121,9 +123,12 @@ Runner = Callable[[list[Case]], list[tuple[np.ndarray, list[int]]]]
 @pytest.fixture(scope="module", params=[32, 0], ids=lambda n: f"{n} writers")
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runner:
     """Plan buffer and status of each case."""
-    folder = tmp_path_factory.mktemp("planner")
+    return runner(tmp_path_factory.mktemp("planner"), request.param)
+
+
+def runner(folder: Path, writers: int, *, per_head: bool = False) -> Runner:
     kernel = emit_plan_decode(  # as on sm_90, but for the wait for the launch before it
-        "sm_80", threads=THREADS, writers=request.param, max_requests=MAX_REQUESTS
+        "sm_80", threads=THREADS, writers=writers, max_requests=MAX_REQUESTS, per_head=per_head
     )
     program = compile_kernel(kernel, MAIN, folder)
 
@@ -240,6 +245,27 @@ def test_plans_have_the_bits_of_the_host_planner(
     for (got, status), plan in zip(run(cases), plans, strict=True):
         assert_plan(got, plan)
         assert status == [0, 0, 0, 0]
+
+
+@needs_compiler
+def test_lists_of_each_kv_head(tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    cases = []
+    for case in [random_case(rng) for _ in range(40)]:
+        heads = int(rng.choice([1, 2, 3, 8]))
+        count = max(len(case.kv_len) // heads, 1) * heads
+        if len(case.kv_len) % heads or "seq_lens" not in case.arrays:
+            starts, kv_len = (3 * np.arange(count)).tolist(), lengths(rng, count).tolist()
+            case = replace(case, kv_start=starts, kv_len=kv_len, capacity=1 << 25, table_stride=3)
+            case.arrays = {"seq_lens": kv_len}
+        geometry = replace(case.geometry, num_kv_heads=1, heads_in_ids=heads)
+        cases.append(replace(case, geometry=geometry))
+    found = runner(tmp_path, 32, per_head=True)(cases)
+    plans = [case.expected() for case in cases]
+    assert sum(plan.num_split_tiles > 0 for plan in plans) >= 5
+    for (got, status), plan in zip(found, plans, strict=True):
+        assert status == [0, 0, 0, 0]
+        assert_plan(got, plan)
 
 
 def any_constants(rng: np.random.Generator) -> Constants:
