@@ -200,7 +200,9 @@ def traced_kernels(arch: str) -> list[AnyKernel]:
 
 def planner_kernels(arch: str) -> list[GeneratedKernel]:
     """Of plans made on the device, for grids of any size."""
-    return [emit_plan_decode(ampere_arch(arch), threads=threads) for threads in (512, 1024)]
+    own = ampere_arch(arch)
+    plain = [emit_plan_decode(own, threads=threads) for threads in (512, 1024)]
+    return [*plain, emit_plan_decode(own, per_head=True)]
 
 
 def stress_kernels(arch: str) -> list[AnyKernel]:

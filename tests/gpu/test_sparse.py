@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from cute_attn import DeviceKV
 from tests.gpu import oracle64, sparse
 from tests.gpu.check import BOUNDS, LSE_BOUND, ROW_BOUND
 
@@ -64,3 +65,41 @@ def test_one_graph_for_lists_of_other_lengths(device: torch.device) -> None:
         want, _ = sparse.dense(batch)
         err = float((out.double() - want).norm() / want.norm())
         assert err <= BOUNDS["bf16"]
+
+
+def test_lists_that_are_chosen_within_a_graph(
+    device: torch.device, record: Callable[..., None]
+) -> None:
+    """Page numbers and lengths are written by kernels of the graph's caller, and planned there."""
+    case = sparse.CASES["lists, decode"]
+    batches = [sparse.lists([1] * 40, longest, 16, "HND")(device) for longest in (3000, 1500, 200)]
+    made = sparse.planned(
+        case, batches[0], device, cuda_graph=True, max_requests=128, max_pages=1 << 16
+    )
+    table = batches[0].kv_format.page_table.clone()
+    seq_lens = torch.empty(len(table), dtype=torch.int32, device=device)
+    kv = DeviceKV.from_block_table(table, seq_lens, 16, num_kv_heads=sparse.KV_HEADS)
+    q, cache = batches[0].q, batches[0].kv[0].clone()
+    out = torch.empty_like(q)
+
+    def choose(batch: sparse.Batch) -> None:
+        own = batch.kv_format.page_table
+        table.fill_(1 << 30)  # of no page
+        table[:, : own.shape[1]].copy_(own)
+        seq_lens.copy_(torch.from_numpy(batch.kv_format.kv_len))
+        cache[: len(batch.kv[0])].copy_(batch.kv[0])
+
+    choose(batches[0])
+    made.plan_on_device(kv).run(q, cache, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made.plan_on_device(kv).run(q, cache, out=out)
+    worst = 0.0
+    for batch in (batches[1], batches[2], batches[0]):
+        choose(batch)
+        graph.replay()
+        want, _ = sparse.dense(batch)
+        worst = max(worst, float((out.double() - want).norm() / want.norm()))
+    made.check_plan()
+    record("G", "sparse: lists chosen and planned in a graph", err=worst)
+    assert worst <= BOUNDS["bf16"]
