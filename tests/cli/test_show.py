@@ -35,6 +35,13 @@ def test_decode_and_variant_options_choose_the_kernel(invoke: Invoke) -> None:
     assert "window_left" in result.output
 
 
+def test_lists_of_each_kv_head(invoke: Invoke) -> None:
+    result = invoke("show", "--arch", "sm_90a", "--page-size", "16", "--per-head")
+    name = result.output.splitlines()[0].removeprefix("// ")
+    assert name.startswith("hopper_tile_bf16_d128_paged_g4_causal_per_head_sm_90a_")
+    assert "HeadWalker" in result.output
+
+
 def test_resources(demo_kernels: dict[str, Any], invoke: Invoke) -> None:
     result = invoke("show", *DEMO_KERNEL, "--what", "resources", "--json")
     assert result.exit_code == 0
@@ -147,6 +154,7 @@ def test_a_tile_override_changes_the_kernel(invoke: Invoke) -> None:
         (("--variant", "alibi"), 2, ["'alibi'", "num_qo_heads"]),
         (("--rows", "3", "--decode"), 2, ["--rows", "without --decode"]),
         (("--what", "colour"), 2, ["colour", "sass"]),
+        (("--what", "plan", "--per-head"), 2, ["--per-head", "one table"]),
         (("--tile", "kv=33"), 1, ["tile.kv is 33", "multiple of 16"]),
         (("--schedule", "hopper_tile"), 1, ["sm_80", "wgmma"]),
     ],

@@ -191,6 +191,8 @@ def test_folders_are_not_overwritten(bundle_path: Path, tmp_path: Path) -> None:
         export_bundle(tmp_path / "a" / "b", PROBLEMS)
     with pytest.raises(BundleError, match="problems is empty"):
         export_bundle(tmp_path / "none", [])
+    with pytest.raises(BundleError, match="a problem has per_head True"):
+        export_bundle(tmp_path / "none", [replace(PROBLEMS[0], per_head=True)])
 
 
 def test_a_bundle_is_replaced_when_asked(damaged: Path) -> None:
