@@ -2,9 +2,10 @@
 
     python -m perf.compare [RESULTS.jsonl ...] [--peers FILE] [--against fi_] [--summary]
 
-A ratio above 1 is faster than every peer. Sections C, D, T, K, Q and X are compared by `us_graph`,
-the time of a call within a replayed CUDA graph, all others by `us` (L2 emptied before each call). A
-record may hold peers of its own, measured in the same run: they have a column to themselves.
+A ratio above 1 is faster than every peer. Sections C, D, T, K, Q, X and SL are compared by
+`us_graph`, the time of a call within a replayed CUDA graph, all others by `us` (L2 emptied before
+each call). A record may hold peers of its own, measured in the same run: they have a column to
+themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Joins our rows of a record with those of peers, by section and case.
 
-Sections C, D, T, K, Q and X are compared by `us_graph`, the time of a call within a replayed CUDA
-graph, all others by `us` (L2 emptied before each call). A row without the field is not
+Sections C, D, T, K, Q, X and SL are compared by `us_graph`, the time of a call within a replayed
+CUDA graph, all others by `us` (L2 emptied before each call). A row without the field is not
 compared, nor is one with a wrong result.
 """
 

@@ -20,7 +20,7 @@ from cute_attn.scheduler.constants import H200
 
 NOMINAL_SECTIONS = ("A", "A16", "H", "M")
 """Sections whose causal cases count half of the square, as the peers' dense rows do."""
-GRAPH_SECTIONS = ("C", "D", "T", "K", "Q", "X")
+GRAPH_SECTIONS = ("C", "D", "T", "K", "Q", "X", "SL")
 """Sections compared by `us_graph`, the time of a run within a replayed CUDA graph."""
 
 
