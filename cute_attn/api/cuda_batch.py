@@ -26,7 +26,7 @@ from cute_attn.api.parameters import Parameters
 from cute_attn.api.planned_launch import GpuOptions, PlannedLaunch, Prepared
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.side_by_side import Split, divide
-from cute_attn.api.step import DeviceStep, KVKind, Step
+from cute_attn.api.step import DeviceStep, Step
 from cute_attn.api.stream_order import StreamOrder
 from cute_attn.api.tuned import Tuned, tuned_of
 from cute_attn.codegen.kernels import range_tables
@@ -141,7 +141,7 @@ class CudaBatch:
     def workspace_bytes(self, page_size: int | None) -> int:
         """What any step needs: that of prefill and decode side by side, or the larger of the two
         where there is one launch."""
-        specs, beside = self._choice.all_specs(KVKind(page_size, per_head=False))
+        specs, beside = self._choice.all_specs(page_size)
         size_of = self._options.size_of
         largest = max(size_of(spec).total for spec in specs)
         return largest if beside is None else largest + size_of(beside).partials

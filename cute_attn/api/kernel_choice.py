@@ -102,8 +102,10 @@ class KernelChoice:
             return None
         return self._side_by_side(step.kv_kind).split(step)
 
-    def all_specs(self, kind: KVKind) -> tuple[list[KernelSpec], KernelSpec | None]:
-        """Every kernel that some step takes, and the one that may run beside another."""
+    def all_specs(self, page_size: int | None) -> tuple[list[KernelSpec], KernelSpec | None]:
+        """Every kernel that some step takes, and the one that may run beside another; those of
+        tables of each KV head have the same tiles."""
+        kind = KVKind(page_size, per_head=False)
         specs = dispatch.all_specs(self._problem(kind), self._schedule)
         tuned = self._tuned_problem(kind)
         if tuned is not None:
