@@ -239,7 +239,7 @@ def samples(count: int, prompt: int, own: int, size: int = 16) -> PagedKV:
 
 @pytest.mark.parametrize(
     ("count", "prompt", "shares"),
-    # As measured on an H200 (perf/NOTES.md): 64 behind 1k and 16 behind 8k win, 32 behind 1.2k lose.
+    # As measured on an H200 (perf/NOTES.md): 64 behind 1k win, 32 behind 1.2k lose.
     [
         (64, 4096, True), (16, 8192, True), (64, 1024, True), (32, 1246, False), (2, 64, False),
         (1, 4096, False),
