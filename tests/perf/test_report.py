@@ -159,7 +159,8 @@ def test_goals_are_those_that_compare_prints(made: tuple[Any, Any, str]) -> None
     expected = 0
     for path in RESULTS.rglob("*.jsonl"):
         if re.match(
-            r"(prefill|decode|steps|variants|launch|plan|compile|tuning)-(h200|cpu)-", path.name
+            r"(prefill|decode|steps|variants|launch|plan|compile|tuning|composable)-(h200|cpu)-",
+            path.name,
         ):
             name = path.relative_to(RESULTS).as_posix()
             for goal in compare.all_goals(list(records.read(path)), peers):
