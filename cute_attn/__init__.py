@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         KernelSpec,
         Level,
         LevelsKV,
+        LinearScaling,
         Llama3Scaling,
         PagedKV,
         Problem,
@@ -115,6 +116,7 @@ _HOMES = {
         "to_radix",
     ),
     "cute_attn.variants": (
+        "LinearScaling",
         "Llama3Scaling",
         "TraceError",
         "Variant",
@@ -152,6 +154,7 @@ __all__ = [
     "KernelSpec",
     "Level",
     "LevelsKV",
+    "LinearScaling",
     "Llama3Scaling",
     "PagedKV",
     "Problem",

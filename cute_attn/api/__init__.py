@@ -27,6 +27,7 @@ from cute_attn.formats import (
 )
 from cute_attn.tuning import TuneStep
 from cute_attn.variants import (
+    LinearScaling,
     Llama3Scaling,
     TraceError,
     Variant,
@@ -60,6 +61,7 @@ __all__ = [
     "KernelSpec",
     "Level",
     "LevelsKV",
+    "LinearScaling",
     "Llama3Scaling",
     "PagedKV",
     "Problem",
