@@ -1,0 +1,15 @@
+"""Prefill and append: single requests, and batches over paged and ragged keys."""
+
+from cute_attn.flashinfer.prefill_paged import BatchPrefillWithPagedKVCacheWrapper
+from cute_attn.flashinfer.prefill_ragged import BatchPrefillWithRaggedKVCacheWrapper
+from cute_attn.flashinfer.single import (
+    single_prefill_with_kv_cache,
+    single_prefill_with_kv_cache_return_lse,
+)
+
+__all__ = [
+    "BatchPrefillWithPagedKVCacheWrapper",
+    "BatchPrefillWithRaggedKVCacheWrapper",
+    "single_prefill_with_kv_cache",
+    "single_prefill_with_kv_cache_return_lse",
+]
