@@ -288,12 +288,14 @@ class VariableBlockSparseAttentionWrapper(Wrapper):
             out (num_qo_heads, query rows, head_dim), or (out, lse) with lse (num_qo_heads,
             query rows).
         """
-        self._planned()
+        step = self._planned()
         heads, group = self._heads
         for name, x, count in (("q", q, heads * group), ("k", k, heads), ("v", v, heads)):
-            if arguments.tensor(name, x).dim() != 3 or x.shape[0] != count:
+            arguments.tensor(name, x)
+            if x.dim() != 3 or (x.shape[0], x.shape[2]) != (count, step.head_dim_qk):
                 raise ValueError(
-                    f"{name} has shape {tuple(x.shape)}; it takes ({count}, tokens, head_dim)"
+                    f"{name} has shape {tuple(x.shape)}; it takes ({count}, tokens,"
+                    f" {step.head_dim_qk})"
                 )
         dim, tokens = q.shape[-1], q.shape[1]
         rows = q.reshape(heads, group, tokens, dim).transpose(1, 2).reshape(-1, group, dim)
