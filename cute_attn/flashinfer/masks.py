@@ -77,8 +77,8 @@ def item_tensors(
 
     Args:
         prefix_len_ptr: (requests,) keys of each prompt, 32 bits.
-        token_pos_in_items_ptr: (requests * token_pos_in_items_len,) tokens since the last
-            delimiter, 16 bits; 0: is one.
+        token_pos_in_items_ptr: tokens since the last delimiter, 16 bits; 0: is one. Those of
+            request i begin at i * token_pos_in_items_len; behind the last ones nothing need be.
         token_pos_in_items_len: of each request, padded.
         requests: their number.
         device: where they are to be.
@@ -92,14 +92,16 @@ def item_tensors(
         raise ValueError(f"prefix_len_ptr has {prefix.numel()} elements; it takes {requests}")
     width = token_pos_in_items_len if requests > 1 else positions.numel()
     checks.positive("token_pos_in_items_len", width)
-    if positions.numel() != requests * width:
+    if positions.numel() > requests * width:
         raise ValueError(
             f"token_pos_in_items_ptr has {positions.numel()} elements; {requests} requests of"
-            f" token_pos_in_items_len = {width} take {requests * width}"
+            f" token_pos_in_items_len = {width} take at most {requests * width}"
         )
+    table = torch.zeros(requests * width, dtype=torch.int32, device=device)
+    table[: positions.numel()] = _int32(positions).to(device)
     return {
         "item_prefix": _int32(prefix).to(device),
-        "item_position": _int32(positions).reshape(requests, width).to(device),
+        "item_position": table.view(requests, width),
     }
 
 
