@@ -3,10 +3,10 @@
     python -m perf.peer_suite CHECKOUT [--files alibi,page] [--sample 200] [--seconds 500]
     python -m perf.peer_suite CHECKOUT --list-kernels [--compile]
 
-CHECKOUT holds the folder `tests` of the version that `perf.peer_tests.files` names; it is no part of
-this repository. Files are run one after the other, in child processes that are begun anew after a
-hang or a lost device. Prints how many cases passed, failed, are not supported and were skipped, by
-file; a case that is not supported counts as failed. References in those tests are torch code, or
+CHECKOUT holds the folder `tests` of the version that `perf.peer_tests.files` names; it is no part
+of this repository. Files are run one after the other, in child processes that are begun anew after
+a hang or a lost device. Prints how many cases passed, failed, are not supported and were skipped,
+by file; a case that is not supported counts as failed. References in those tests are torch code, or
 calls of the same API, which then are ours as well.
 
 --list-kernels runs the tests without a GPU, on tensors without contents, and names the kernels that

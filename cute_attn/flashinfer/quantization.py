@@ -76,15 +76,19 @@ def packed_segments(
     Returns:
         (begins[-1],) uint8.
     """
+    counts = np.diff(ends)
+    truth = (x != 0).to(torch.uint8)
+    if not (counts % 8).any():
+        return _bytes(truth, bitorder)
+    if (counts == counts[0]).all():
+        rows = torch.nn.functional.pad(truth.view(counts.size, -1), (0, int(-counts[0] % 8)))
+        return _bytes(rows.view(-1), bitorder)
     bits = torch.zeros(8 * int(begins[-1]), dtype=torch.uint8, device=x.device)
-    if not bool((np.diff(ends) % 8).any()):
-        bits.copy_(x != 0)
-        return _bytes(bits, bitorder)
     shift = torch.from_numpy(8 * begins[:-1] - ends[:-1]).to(x.device)
-    lengths = torch.from_numpy(np.diff(ends)).to(x.device)
+    lengths = torch.from_numpy(counts).to(x.device)
     place = torch.repeat_interleave(shift, lengths, output_size=int(ends[-1]))
     place += torch.arange(int(ends[-1]), device=x.device)
-    bits[place] = (x != 0).to(torch.uint8)
+    bits[place] = truth
     return _bytes(bits, bitorder)
 
 

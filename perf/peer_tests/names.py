@@ -42,7 +42,9 @@ class _AbsentType(type):
 class AbsentModule(ModuleType):
     """A module in which every name is a class that raises `Absent` when it is called."""
 
-    __path__: list[str] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

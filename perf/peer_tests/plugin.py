@@ -28,11 +28,10 @@ most cases of a test function (0: all)."""
 DEVICE_LOST = 86
 FINISHED = "# finished"
 
-names.install()
-
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Markers of the suite."""
+    """Puts our modules in place, before test files are imported."""
+    names.install()
     for name in ("long_running", "solo", "shard_group"):
         config.addinivalue_line("markers", f"{name}: of the suite")
 

@@ -15,7 +15,7 @@ def test_bits(order: str) -> None:
     x = torch.rand(61, generator=torch.Generator().manual_seed(0)) > 0.5
     packed = flashinfer.packbits(x, order)
     assert packed.numpy().tolist() == np.packbits(x.numpy(), bitorder=order).tolist()
-    for lengths in ([13, 0, 8, 40], [16, 8, 0, 32]):
+    for lengths in ([13, 0, 8, 40], [16, 8, 0, 32], [20, 20, 20]):
         parts, begin = flashinfer.segment_packbits(x, indptr(lengths), order)
         assert begin.dtype == torch.int32
         for i, part in enumerate(x[: sum(lengths)].split(lengths)):
