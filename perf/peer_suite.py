@@ -9,6 +9,7 @@ a hang or a lost device. Prints how many cases passed, failed, are not supported
 by file; a case that is not supported counts as failed. References in those tests are torch code, or
 calls of the same API, which then are ours as well.
 
+--on-host takes the reference executor, which is slow: a few cases of each test at a time.
 --list-kernels runs the tests without a GPU, on tensors without contents, and names the kernels that
 an H200 would need; --compile puts them into the cache (CUTE_ATTN_CACHE_DIR).
 """
@@ -55,7 +56,14 @@ def pytest_command(checkout: Path, file: str, timeout: float, plugin: str) -> li
 
 
 def run_file(
-    checkout: Path, file: str, *, sample: int, timeout: float, end: float, log: Path
+    checkout: Path,
+    file: str,
+    *,
+    sample: int,
+    timeout: float,
+    end: float,
+    log: Path,
+    on_host: bool = False,
 ) -> list[Row]:
     """Outcomes of one file.
 
@@ -66,12 +74,14 @@ def run_file(
         timeout: seconds of a case.
         end: time (monotonic) at which all is over.
         log: what pytest prints is appended.
+        on_host: on CPU tensors, whatever the tests say.
     """
+    plugin = "perf.peer_tests.on_host" if on_host else "perf.peer_tests.plugin"
     with tempfile.TemporaryDirectory() as folder:
         results, started = Path(folder, "results"), Path(folder, "started")
         results.touch(), started.touch()
         names = {RESULTS: str(results), STARTED: str(started), SAMPLE: str(sample)}
-        command = pytest_command(checkout, file, timeout, "perf.peer_tests.plugin")
+        command = pytest_command(checkout, file, timeout, plugin)
         for _ in range(_MOST_CHILDREN):
             before = len(started.read_text().splitlines())
             begun = time.monotonic()
@@ -173,6 +183,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600, help="for everything")
     parser.add_argument("--record", type=Path, help="file of rows (default: perf/results/...)")
     parser.add_argument("--log", type=Path, help="what pytest prints (default: nowhere)")
+    parser.add_argument("--on-host", action="store_true", help="on CPU tensors, without a GPU")
     parser.add_argument("--list-kernels", action="store_true", help="name kernels, run nothing")
     parser.add_argument("--compile", action="store_true", help="with --list-kernels: compile them")
     options = parser.parse_args()
@@ -193,7 +204,13 @@ def main() -> int:
     counts = []
     for file in files:
         rows = run_file(
-            checkout, file, sample=options.sample, timeout=options.timeout, end=end, log=log
+            checkout,
+            file,
+            sample=options.sample,
+            timeout=options.timeout,
+            end=end,
+            log=log,
+            on_host=options.on_host,
         )
         count = counted(rows)
         counts.append(count)

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from cute_attn import KernelSpec, UnsupportedSpecError, warmup
-from cute_attn.api import append, batch, composite, dispatch, one_shot, states
+from cute_attn.api import dispatch, one_shot
 from cute_attn.api.kernel import launched_with
 from cute_attn.api.kernel_choice import KernelChoice
 from cute_attn.api.shape import BatchShape
@@ -33,6 +33,7 @@ from cute_attn.runtime.device import DeviceInfo
 from cute_attn.scheduler import BUILT_IN
 from perf.peer_tests import plugin
 from perf.peer_tests.kernels import COMPILE, FOUND
+from perf.peer_tests.pretend import pretend
 
 pytest_configure = plugin.pytest_configure
 pytest_collection_modifyitems = plugin.pytest_collection_modifyitems
@@ -238,32 +239,20 @@ def _elements(args: tuple[Any, ...]) -> int:
     return total
 
 
-class _Nothing:
-    """Streams, graphs, events: whatever is done with them."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: None
-
-    def __enter__(self) -> _Nothing:
-        return self
-
-    def __exit__(self, *args: Any) -> None: ...
-
-
 @contextlib.contextmanager
 def _dry() -> Iterator[None]:
     patch = pytest.MonkeyPatch()
-    for module in (engines, one_shot, batch):
+    for module in (engines, one_shot):
         patch.setattr(module, "BatchAttention", DryBatch)
     patch.setattr("cute_attn.flashinfer.cascade.CompositeAttention", DryComposite)
     patch.setattr(torch.testing, "assert_close", lambda *args, **kwargs: None)
     patch.setattr(own_states, "merge_natural", _merge_states)
     patch.setattr(page, "append_paged_kv", _append)
-    with OnNothing():
-        yield
-    patch.undo()
+    try:
+        with OnNothing():
+            yield
+    finally:
+        patch.undo()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -300,19 +289,4 @@ def pytest_sessionfinish() -> None:
         warmup(list(found.values()))
 
 
-def _pretend() -> None:
-    """torch.cuda as of a machine with an H200."""
-    cuda: Any = torch.cuda
-    cuda.is_available = lambda: True
-    cuda.get_device_capability = lambda *args: (9, 0)
-    cuda.synchronize = lambda *args: None
-    cuda.Stream = cuda.CUDAGraph = cuda.graph = cuda.stream = cuda.Event = _Nothing
-    cuda.current_stream = lambda *args: SimpleNamespace(cuda_stream=0, wait_stream=lambda s: None)
-    cuda.is_current_stream_capturing = lambda: False
-    cuda.manual_seed = lambda seed: None
-    cuda.memory_reserved = lambda *args: 0
-    cuda.empty_cache = lambda: None
-
-
-_pretend()
-_ = (append, composite, states)
+pretend()
