@@ -171,7 +171,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
             raise ValueError(f"q_len_per_req is {q_len_per_req}; it takes 1 or more")
         dtype, o_dtype = arguments.data_types(*data_types, o_data_type)
         options = Options.checked(
-            causal=q_len_per_req > 1,
+            causal=True,  # of one token the same as full, and the kernel of mixed batches
             window_left=window_left,
             logits_soft_cap=logits_soft_cap,
             pos_encoding_mode=pos_encoding_mode,
@@ -298,7 +298,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     ) -> Any:
         """run() with options of its own (the older name); others than planned are planned again."""
         self._with_options(
-            causal=self._planned().options.causal,
+            causal=True,
             pos_encoding_mode=pos_encoding_mode,
             window_left=window_left,
             logits_soft_cap=logits_soft_cap,

@@ -53,6 +53,7 @@ def single_decode_with_kv_cache(
     if arguments.tensor("q", q).dim() != 2:
         raise ValueError(f"q has shape {tuple(q.shape)}; it takes (num_qo_heads, head_dim)")
     options = Options.checked(
+        causal=True,  # of one token the same as full, and the kernel of other steps
         window_left=window_left,
         logits_soft_cap=logits_soft_cap,
         pos_encoding_mode=pos_encoding_mode,
