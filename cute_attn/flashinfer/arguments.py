@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -144,14 +143,27 @@ def factor(*scales: float | torch.Tensor | None) -> float:
     return product
 
 
-def paged_cache(cache: Any) -> Any:
+def paged_cache(cache: Any, layout: str) -> Any:
     """A paged cache as the engine takes it: one tensor, or a pair.
+
+    A dimension of pages may be missing where they hold one key.
 
     Raises:
         TypeError, NotImplementedError: it is neither, or of a dtype without kernels.
     """
-    parts: Sequence[Any] = cache if isinstance(cache, (tuple, list)) else (cache,)
-    for part in parts:
-        if tensor("paged_kv_cache", part).dtype not in _DTYPES:
-            dtype_of("paged_kv_cache", part.dtype)
-    return tuple(cache) if isinstance(cache, list) else cache
+    single = -3 if layout == "NHD" else -2
+    if isinstance(cache, (tuple, list)):
+        parts = (dtyped("paged_kv_cache", part) for part in cache)
+        return tuple(part.unsqueeze(single) if part.dim() == 3 else part for part in parts)
+    whole = dtyped("paged_kv_cache", cache)
+    return whole.unsqueeze(single) if whole.dim() == 4 else whole
+
+
+def dtyped(name: str, value: Any) -> torch.Tensor:
+    """`value`, if it is a tensor of a dtype with kernels.
+
+    Raises:
+        TypeError, NotImplementedError: it is not.
+    """
+    dtype_of(name, tensor(name, value).dtype)
+    return value  # type: ignore[no-any-return]

@@ -120,7 +120,7 @@ class BatchAttention(Wrapper):
             )
         result: tuple[torch.Tensor, torch.Tensor] = self._run(
             q,
-            arguments.paged_cache(kv_cache),
+            arguments.paged_cache(kv_cache, self._kv_layout),
             None,
             out=out,
             lse=lse,

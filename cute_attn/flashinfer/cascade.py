@@ -178,7 +178,8 @@ class MultiLevelCascadeAttentionWrapper:
         """
         if self._planned is None:
             raise RuntimeError("run() before plan(): plan the step first")
-        out: torch.Tensor = self._planned.run(q, arguments.paged_cache(paged_kv_cache))
+        cache = arguments.paged_cache(paged_kv_cache, self._kv_layout)
+        out: torch.Tensor = self._planned.run(q, cache)
         return out
 
     forward = run

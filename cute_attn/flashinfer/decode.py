@@ -267,7 +267,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         sinks, sm_scale = self._sink_arguments(args, sinks)
         return self._run(
             q,
-            arguments.paged_cache(paged_kv_cache),
+            arguments.paged_cache(paged_kv_cache, self._kv_layout),
             None,
             out=out,
             lse=lse,

@@ -88,10 +88,10 @@ def append_paged_kv_cache(
     Raises:
         TypeError, ValueError, NotImplementedError: naming the argument.
     """
-    cache = arguments.paged_cache(paged_kv_cache)
-    arguments.dtype_of("append_key", arguments.tensor("append_key", append_key).dtype)
-    k_cache, v_cache = cache if isinstance(cache, tuple) else (cache, None)
     layout = arguments.kv_layout(kv_layout)
+    cache = arguments.paged_cache(paged_kv_cache, layout)
+    arguments.dtyped("append_key", append_key)
+    k_cache, v_cache = cache if isinstance(cache, tuple) else (cache, None)
     page_size = k_cache.shape[(-3 if layout == "NHD" else -2)]
     _append(
         append_key,
@@ -129,7 +129,7 @@ def append_paged_mla_kv_cache(
     """
     named = {"append_ckv": append_ckv, "append_kpe": append_kpe}
     for name, x in {**named, "ckv_cache": ckv_cache, "kpe_cache": kpe_cache}.items():
-        arguments.dtype_of(name, arguments.tensor(name, x).dtype)
+        arguments.dtyped(name, x)
     _append(
         append_ckv.unsqueeze(1),
         append_kpe.unsqueeze(1),

@@ -238,6 +238,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
             q: (qo_indptr[-1], num_qo_heads, head_dim_qk).
             paged_kv_cache: one tensor (pages, 2, page_size, num_kv_heads, head_dim) for "NHD",
                 (pages, 2, num_kv_heads, page_size, head_dim) for "HND"; or a pair without the 2.
+                A dimension of pages may be missing where they hold one key.
             args: (sink, sm_scale) for a wrapper with attention sinks.
             q_scale, k_scale: factors of the softmax scale.
             v_scale: factor of the output.
@@ -267,7 +268,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         sinks, sm_scale = self._sink_arguments(args, sinks)
         return self._run(
             q,
-            arguments.paged_cache(paged_kv_cache),
+            arguments.paged_cache(paged_kv_cache, self._kv_layout),
             None,
             out=out,
             lse=lse,

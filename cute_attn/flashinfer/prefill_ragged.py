@@ -223,7 +223,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         sinks, sm_scale = self._sink_arguments(args, None)
         return self._run(
             q,
-            arguments.paged_cache(k),
+            arguments.dtyped("k", k),
             v,
             out=out,
             lse=lse,

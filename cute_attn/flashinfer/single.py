@@ -169,7 +169,7 @@ def _single(
 ) -> Any:
     """`cute_attn.single_prefill` with these options; `scale`: factor of the softmax scale."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        arguments.dtype_of(name, arguments.tensor(name, x).dtype)
+        arguments.dtyped(name, x)
     sm_scale = options.sm_scale
     if scale != 1.0:
         sm_scale = scale * (q.shape[-1] ** -0.5 if sm_scale is None else sm_scale)

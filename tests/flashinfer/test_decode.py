@@ -42,6 +42,16 @@ def test_layouts(page_size: int, layout: str, pair: bool) -> None:
     check((out, lse), expected(q, cache))
 
 
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_pages_of_one_key_need_no_dimension(layout: str) -> None:
+    cache, q = Cache(KV_LEN, 2, 64, 1, layout=layout), random(0, 4, 4, 64)
+    wrapper = planned(cache, layout)
+    flat = cache.whole.squeeze(2 if layout == "NHD" else 3)
+    want = expected(q, cache)
+    for given in (flat, [flat[:, 0], flat[:, 1]]):
+        check(wrapper.run(q, given), want)
+
+
 def test_options_and_scales() -> None:
     cache, q = Cache(KV_LEN, 2, 64, 4), random(0, 4, 4, 64)
     wrapper = planned(cache, window_left=5, sm_scale=0.2)
