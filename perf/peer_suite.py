@@ -79,7 +79,8 @@ def run_file(
     plugin = "perf.peer_tests.on_host" if on_host else "perf.peer_tests.plugin"
     with tempfile.TemporaryDirectory() as folder:
         results, started = Path(folder, "results"), Path(folder, "started")
-        results.touch(), started.touch()
+        for path in (results, started):
+            path.touch()
         names = {RESULTS: str(results), STARTED: str(started), SAMPLE: str(sample)}
         command = pytest_command(checkout, file, timeout, plugin)
         for _ in range(_MOST_CHILDREN):

@@ -11,7 +11,7 @@ from cute_attn.api import checks
 KV_LAYOUTS = ("NHD", "HND")
 POS_ENCODING_MODES = ("NONE", "ROPE_LLAMA", "ALIBI")
 _BACKENDS = ("auto", "fa2", "fa3")
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32))
 _ALIGNMENT = 16
 
 
@@ -151,6 +151,8 @@ def paged_cache(cache: Any, layout: str) -> Any:
     Raises:
         TypeError, NotImplementedError: it is neither, or of a dtype without kernels.
     """
+    if isinstance(cache, torch.Tensor) and cache.dim() == 5 and cache.dtype in _DTYPES:
+        return cache
     single = -3 if layout == "NHD" else -2
     if isinstance(cache, (tuple, list)):
         parts = (dtyped("paged_kv_cache", part) for part in cache)

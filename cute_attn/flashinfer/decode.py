@@ -252,11 +252,12 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
             TypeError, ValueError, NotImplementedError: naming the argument.
             RuntimeError: not planned.
         """
-        arguments.refuse(_FP4, kv_cache_sf=kv_cache_sf)
-        arguments.refuse(
-            _TRTLLM, skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor
-        )
-        self._check_window(window_left)
+        if kv_cache_sf is not None:
+            arguments.refuse(_FP4, kv_cache_sf=kv_cache_sf)
+        if (factor := skip_softmax_threshold_scale_factor) is not None:
+            arguments.refuse(_TRTLLM, skip_softmax_threshold_scale_factor=factor)
+        if window_left is not None:
+            self._check_window(window_left)
         if q_len_per_req is not None:
             planned = int(self._planned().qo_indptr[1]) if len(self._planned().qo_indptr) > 1 else 1
             if q_len_per_req != planned:
@@ -264,7 +265,9 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
                     f"q_len_per_req is {q_len_per_req}, but {planned} was planned: give it to"
                     " plan()"
                 )
-        sinks, sm_scale = self._sink_arguments(args, sinks)
+        sm_scale = None
+        if args or self._takes_sink:
+            sinks, sm_scale = self._sink_arguments(args, sinks)
         return self._run(
             q,
             arguments.paged_cache(paged_kv_cache, self._kv_layout),

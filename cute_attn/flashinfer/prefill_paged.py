@@ -257,15 +257,18 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
             TypeError, ValueError, NotImplementedError: naming the argument.
             RuntimeError: not planned.
         """
-        arguments.refuse(_FP4, kv_cache_sf=kv_cache_sf)
-        arguments.refuse(
-            _TRTLLM,
-            skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
-            use_fp16_softmax=use_fp16_softmax or None,
-            uses_spcompress=uses_spcompress or None,
-        )
-        self._check_window(window_left)
-        sinks, sm_scale = self._sink_arguments(args, sinks)
+        if kv_cache_sf is not None:
+            arguments.refuse(_FP4, kv_cache_sf=kv_cache_sf)
+        if (factor := skip_softmax_threshold_scale_factor) is not None:
+            arguments.refuse(_TRTLLM, skip_softmax_threshold_scale_factor=factor)
+        if use_fp16_softmax or uses_spcompress:
+            given = {"use_fp16_softmax": use_fp16_softmax, "uses_spcompress": uses_spcompress}
+            arguments.refuse(_TRTLLM, **{name: value or None for name, value in given.items()})
+        if window_left is not None:
+            self._check_window(window_left)
+        sm_scale = None
+        if args or self._takes_sink:
+            sinks, sm_scale = self._sink_arguments(args, sinks)
         return self._run(
             q,
             arguments.paged_cache(paged_kv_cache, self._kv_layout),

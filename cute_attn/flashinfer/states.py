@@ -26,7 +26,8 @@ def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.
     Raises:
         TypeError, ValueError: naming the argument.
     """
-    arguments.tensor("v", v), arguments.tensor("s", s)
+    for name, x in (("v", v), ("s", s)):
+        arguments.tensor(name, x)
     if v.dim() != 4 or s.dim() != 3:
         raise ValueError(
             f"v has shape {tuple(v.shape)} and s {tuple(s.shape)}; they take (tokens, num_states,"

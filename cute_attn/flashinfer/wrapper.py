@@ -182,10 +182,10 @@ class Wrapper:
             self._sinks = given
             self._plan_step(replace(step, options=replace(step.options, sinks=given)))
 
-    def _check_window(self, window_left: int | None) -> None:
+    def _check_window(self, window_left: int) -> None:
         """Raises unless a window given to run() is the planned one."""
         planned = self._planned().options.window_left
-        if window_left is not None and max(window_left, -1) != planned:
+        if max(window_left, -1) != planned:
             raise ValueError(
                 f"window_left is {window_left}, but {planned} was planned; give it to plan()"
             )
