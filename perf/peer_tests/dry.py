@@ -25,7 +25,12 @@ from cute_attn.api.kernel import launched_with
 from cute_attn.api.kernel_choice import KernelChoice
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import make_step
-from cute_attn.codegen.kernels import emit_append, emit_merge_rows, emit_merge_states
+from cute_attn.codegen.kernels import (
+    emit_append,
+    emit_copy_rows,
+    emit_merge_rows,
+    emit_merge_states,
+)
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.flashinfer import engines, page
 from cute_attn.flashinfer import states as own_states
@@ -135,6 +140,7 @@ class DryComposite(DryBatch):
 
         _, band = band_of(self._shape.variant, scalars)
         steps = stack(kv, indptr("qo_indptr", qo_indptr), band)
+        note(emit_copy_rows(_SMALL_ARCH, self._shape.head_dim_qk))
         note(emit_merge_rows(_SMALL_ARCH, _NAMES[self._shape.dtype], self._shape.head_dim_vo))
         return super().plan(None, steps.kv, scalars=scalars)
 
