@@ -10,12 +10,11 @@ here.
 
 from __future__ import annotations
 
-from typing import Any
-
 from cute_attn.flashinfer import (
     attention,
     cascade,
     decode,
+    mla,
     page,
     pod,
     prefill,
@@ -55,7 +54,7 @@ from cute_attn.flashinfer.sparse import (
     BlockSparseAttentionWrapper,
     VariableBlockSparseAttentionWrapper,
 )
-from cute_attn.flashinfer.unsupported import INSTEAD, refusal
+from cute_attn.flashinfer.unsupported import stand_ins
 
 __all__ = [
     "BatchAttention",
@@ -82,6 +81,7 @@ __all__ = [
     "merge_state",
     "merge_state_in_place",
     "merge_states",
+    "mla",
     "packbits",
     "page",
     "pod",
@@ -94,12 +94,4 @@ __all__ = [
     "sparse",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Names that are not served raise when they are called, not where they are imported."""
-    if name in INSTEAD:
-        return refusal(name)
-    raise AttributeError(
-        f"module {__name__!r} has no attribute {name!r}: it has FlashInfer's attention API"
-        " (docs/flashinfer.md)"
-    )
+__getattr__ = stand_ins(__name__)

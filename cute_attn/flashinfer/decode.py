@@ -11,6 +11,7 @@ from cute_attn.flashinfer import arguments
 from cute_attn.flashinfer.options import Options
 from cute_attn.flashinfer.paged import PagedBuffers, paged_kv
 from cute_attn.flashinfer.single import single_decode_with_kv_cache
+from cute_attn.flashinfer.unsupported import stand_ins
 from cute_attn.flashinfer.wrapper import PlannedStep, Wrapper, invariant, named_arguments
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "fast_decode_plan",
     "single_decode_with_kv_cache",
 ]
+
+__getattr__ = stand_ins(__name__)
 
 _FP4 = "convert the cache to float16 or bfloat16"
 _TRTLLM = "it belongs to a backend for other GPUs"

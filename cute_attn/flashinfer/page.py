@@ -6,6 +6,9 @@ import torch
 
 from cute_attn.api import DeviceKV, PagedKV, append_paged_kv, checks
 from cute_attn.flashinfer import arguments
+from cute_attn.flashinfer.unsupported import stand_ins
+
+__getattr__ = stand_ins(__name__)
 
 
 def get_seq_lens(

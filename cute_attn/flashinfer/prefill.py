@@ -6,6 +6,7 @@ from cute_attn.flashinfer.single import (
     single_prefill_with_kv_cache,
     single_prefill_with_kv_cache_return_lse,
 )
+from cute_attn.flashinfer.unsupported import stand_ins
 
 __all__ = [
     "BatchPrefillWithPagedKVCacheWrapper",
@@ -13,3 +14,5 @@ __all__ = [
     "single_prefill_with_kv_cache",
     "single_prefill_with_kv_cache_return_lse",
 ]
+
+__getattr__ = stand_ins(__name__)

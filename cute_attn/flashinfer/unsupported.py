@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 _MLA = (
@@ -37,6 +38,21 @@ INSTEAD = {
     "xqa_batch_decode_with_kv_cache": _OTHER_GPUS,
     "xqa_mla": _MLA,
 }
+
+
+def stand_ins(module: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module: names that are not served raise NotImplementedError when they
+    are called, not where they are imported; others are no attributes."""
+
+    def get(name: str) -> Any:
+        if name not in INSTEAD:
+            raise AttributeError(
+                f"module {module!r} has no attribute {name!r}: here is FlashInfer's attention API"
+                " (docs/flashinfer.md)"
+            )
+        return refusal(name)
+
+    return get
 
 
 def refusal(name: str) -> Any:

@@ -77,3 +77,8 @@ def test_names_that_are_not_served_can_be_imported() -> None:
         stand_in = getattr(flashinfer, name)
         with pytest.raises(NotImplementedError, match=name):
             stand_in(1, x=2)
+    for module in (flashinfer.decode, flashinfer.prefill, flashinfer.page, flashinfer.mla):
+        with pytest.raises(NotImplementedError, match="has no trtllm_batch_decode_with_kv_cache:"):
+            module.trtllm_batch_decode_with_kv_cache()
+        with pytest.raises(AttributeError, match=rf"{module.__name__}.* no attribute 'rmsnorm'"):
+            module.rmsnorm  # noqa: B018
