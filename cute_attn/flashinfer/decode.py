@@ -65,6 +65,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
             jit_args=jit_args,
         )
         self._use_tensor_cores = bool(use_tensor_cores)
+        self._q_len_per_req, self._num_rows = 1, 0
         self._paged_kv_indptr_buf = paged_kv_indptr_buffer
         self._paged_kv_indices_buf = paged_kv_indices_buffer
         self._paged_kv_last_page_len_buf = paged_kv_last_page_len_buffer
@@ -191,6 +192,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
             _paged_kv_last_page_len_buf=last_page_len,
         )
         num_qo_heads, num_kv_heads, head_dim, page_size = sizes
+        self._q_len_per_req = q_len_per_req
+        self._num_rows = q_len_per_req * (len(on_host[0]) - 1)
         self._plan_step(
             PlannedStep(
                 qo_indptr=q_len_per_req * torch.arange(len(on_host[0]), dtype=torch.int64),
@@ -255,19 +258,23 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
             TypeError, ValueError, NotImplementedError: naming the argument.
             RuntimeError: not planned.
         """
+        self._planned()
         if kv_cache_sf is not None:
             arguments.refuse(_FP4, kv_cache_sf=kv_cache_sf)
         if (factor := skip_softmax_threshold_scale_factor) is not None:
             arguments.refuse(_TRTLLM, skip_softmax_threshold_scale_factor=factor)
         if window_left is not None:
             self._check_window(window_left)
-        if q_len_per_req is not None:
-            planned = int(self._planned().qo_indptr[1]) if len(self._planned().qo_indptr) > 1 else 1
-            if q_len_per_req != planned:
-                raise ValueError(
-                    f"q_len_per_req is {q_len_per_req}, but {planned} was planned: give it to"
-                    " plan()"
-                )
+        if q_len_per_req is not None and q_len_per_req != self._q_len_per_req:
+            raise ValueError(
+                f"q_len_per_req is {q_len_per_req}, but {self._q_len_per_req} was planned: give it"
+                " to plan()"
+            )
+        if arguments.tensor("q", q).shape[0] != self._num_rows:
+            raise ValueError(
+                f"q has {q.shape[0]} rows; the plan has {self._num_rows}, with q_len_per_req ="
+                f" {self._q_len_per_req}"
+            )
         sm_scale = None
         if args or self._takes_sink:
             sinks, sm_scale = self._sink_arguments(args, sinks)

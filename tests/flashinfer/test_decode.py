@@ -115,6 +115,8 @@ def test_several_tokens_of_each_request() -> None:
     check(got, expected(q, cache, 3, mask=oracle.mask_of("causal")))
     with pytest.raises(ValueError, match="q_len_per_req is 1, but 3 was planned"):
         wrapper.run(q, cache.whole, q_len_per_req=1)
+    with pytest.raises(ValueError, match="q has 6 rows; the plan has 9, with q_len_per_req = 3"):
+        wrapper.run(q[:6], cache.whole)
 
 
 def test_sinks_come_and_go() -> None:
@@ -218,7 +220,7 @@ def test_bad_input() -> None:
     wrapper = plan()
     with pytest.raises(NotImplementedError, match="kv_cache_sf is of shape"):
         wrapper.run(q, cache.whole, kv_cache_sf=torch.ones(1))
-    with pytest.raises(ValueError, match="q has 1 rows; planned for"):
+    with pytest.raises(ValueError, match="q has 1 rows; the plan has 2"):
         wrapper.run(q[:1], cache.whole)
     with pytest.raises(TypeError, match="without jit_args it takes none"):
         wrapper.run(q, cache.whole, 1.0)
