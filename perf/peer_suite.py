@@ -156,12 +156,17 @@ def share(count: Row) -> str:
     return f"{own} of {scope} in scope, {raw} of {ran} in all"
 
 
-def reasons(rows: list[Row]) -> list[tuple[tuple[str, str, str], int, str]]:
-    """(test, outcome, reason) of what did not pass, how often, and one of the cases."""
+def reasons(rows: list[Row]) -> list[tuple[Row, int]]:
+    """The first of the cases that did not pass for one reason in one test, and how many there are,
+    the most frequent first."""
     wrong = [row for row in rows if row.get("outcome") in _RAN and row["outcome"] != "passed"]
-    keys = [(row["test"], row["outcome"], row["reason"]) for row in wrong]
-    first = {key: row["case"] for key, row in reversed(list(zip(keys, wrong, strict=True)))}
-    return [(key, times, first[key]) for key, times in Counter(keys).most_common()]
+    first: dict[tuple[str, str, str], Row] = {}
+    times: Counter[tuple[str, str, str]] = Counter()
+    for row in wrong:
+        key = (row["test"], row["outcome"], row["reason"])
+        first.setdefault(key, row)
+        times[key] += 1
+    return [(first[key], count) for key, count in times.most_common()]
 
 
 def chosen(names: str) -> list[str]:
@@ -217,8 +222,9 @@ def main() -> int:
         counts.append(count)
         out.add("P", file, **count)
         print(f"{file}: {share(count)}; {_outcomes(count)}", flush=True)
-        for (test, outcome, reason), times, case in reasons(rows):
-            out.add("R", test, outcome=outcome, reason=reason, times=times, case=case)
+        for row, times in reasons(rows):
+            told = {"outcome": row["outcome"], "reason": row.get("detail") or row["reason"]}
+            out.add("R", row["test"], **told, times=times, case=row["case"])
     total = added(counts)
     out.add("P", "total", **total)
     print(f"total: {share(total)}; {_outcomes(total)}")

@@ -76,14 +76,15 @@ def pytest_runtest_makereport(
     report = yield
     if report.when != "call" and report.outcome == "passed":
         return report
-    outcome, reason = str(report.outcome), ""
+    outcome, reason, detail = str(report.outcome), "", ""
     if hasattr(report, "wasxfail"):
         outcome = "xfailed" if report.outcome == "skipped" else "xpassed"
     elif call.excinfo is not None and report.outcome == "failed":
         error = call.excinfo.value
         if isinstance(error, (NotImplementedError, UnsupportedSpecError)):
             outcome = "unsupported"
-        reason = f"{type(error).__name__}: {error}".strip().split("\n")[0][:300]
+        text = f"{type(error).__name__}: {error}".strip()
+        reason, detail = text.split("\n")[0][:200], " ".join(text.split())[:500]
     callspec = getattr(item, "callspec", None)
     params: dict[str, Any] = dict(callspec.params) if callspec is not None else {}
     test = item.nodeid.partition("[")[0].rpartition("::")[2]
@@ -95,6 +96,7 @@ def pytest_runtest_makereport(
             "seconds": round(report.duration, 4),
             "scope": in_scope(test, params),
             "reason": reason,
+            "detail": detail,
         }
     )
     if outcome == "failed" and not _device_answers():
