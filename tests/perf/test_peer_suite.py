@@ -168,7 +168,7 @@ def test_kernels_are_listed_without_a_gpu(checkout: Path) -> None:
     )
     lines = done.stdout.splitlines()
     assert "{'traced': 1}" in lines[0] and lines[-1] == "1 kernels"
-    assert lines[1].strip().startswith("ampere_decode_fp16_d128_ragged_g4_window_sm_90_")
+    assert lines[1].strip().startswith("ampere_decode_fp16_d128_ragged_g4_causal_window_sm_90_")
 
 
 @pytest.mark.parametrize(
