@@ -86,7 +86,7 @@ def run_file(
         for _ in range(_MOST_CHILDREN):
             before = len(started.read_text().splitlines())
             begun = time.monotonic()
-            code = _child(command, environment(checkout, **names), checkout, end - begun, log)
+            code = _child(command, environment(checkout, **names), folder, end - begun, log)
             new = started.read_text().splitlines()[before:]
             if not new or time.monotonic() >= end:
                 break
@@ -107,9 +107,10 @@ def run_file(
 
 
 def _child(
-    command: list[str], environment: dict[str, str], folder: Path, seconds: float, log: Path
+    command: list[str], environment: dict[str, str], folder: str, seconds: float, log: Path
 ) -> int:
-    """Exit status of one process; killed with its group when the time is over."""
+    """Exit status of one process; killed with its group when the time is over. Its working folder
+    must hold no `flashinfer`."""
     with log.open("ab") as output:
         child = subprocess.Popen(
             command, env=environment, cwd=folder, stdout=output, stderr=output,

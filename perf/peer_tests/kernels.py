@@ -40,7 +40,7 @@ def list_kernels(
             }
             command = peer_suite.pytest_command(checkout, file, 600, PLUGIN)
             code = peer_suite._child(
-                command, peer_suite.environment(checkout, **names), checkout,
+                command, peer_suite.environment(checkout, **names), folder,
                 end - time.monotonic(), log,
             )  # fmt: skip
             report = json.loads(found.read_text()) if found.exists() else {}
