@@ -175,6 +175,8 @@ class OnNothing(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in ("equal", "allclose") or (name == "__bool__" and args[0].is_meta):
             return True
+        if name == "any" and args[0].is_meta:
+            return torch.tensor(False)
         if name in ("cpu", "pin_memory") and args[0].is_meta:
             return args[0]
         if name == "item" and args[0].is_meta:
