@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         KernelSpec,
         Level,
         LevelsKV,
+        LinearScaling,
         Llama3Scaling,
         PagedKV,
         PerHeadKV,
@@ -117,6 +118,7 @@ _HOMES = {
         "to_radix",
     ),
     "cute_attn.variants": (
+        "LinearScaling",
         "Llama3Scaling",
         "TraceError",
         "Variant",
@@ -154,6 +156,7 @@ __all__ = [
     "KernelSpec",
     "Level",
     "LevelsKV",
+    "LinearScaling",
     "Llama3Scaling",
     "PagedKV",
     "PerHeadKV",

@@ -28,6 +28,7 @@ from cute_attn.formats import (
 )
 from cute_attn.tuning import TuneStep
 from cute_attn.variants import (
+    LinearScaling,
     Llama3Scaling,
     TraceError,
     Variant,
@@ -61,6 +62,7 @@ __all__ = [
     "KernelSpec",
     "Level",
     "LevelsKV",
+    "LinearScaling",
     "Llama3Scaling",
     "PagedKV",
     "PerHeadKV",

@@ -17,6 +17,7 @@ from cute_attn.api.small_kernels import ready
 from cute_attn.codegen.kernels import ROPE_STYLES, append_grid, emit_append, rope_steps
 from cute_attn.formats import (
     BlockTableKV,
+    DeviceKV,
     KVFormat,
     KVViews,
     PagedKV,
@@ -77,8 +78,8 @@ def append_paged_kv(
         k_cache: (pages, page_size, num_kv_heads, head_dim) for NHD, (pages, num_kv_heads,
             page_size, head_dim) for HND; or the whole cache (pages, 2, ...) with v_cache None.
         v_cache: as k_cache with head_dim_vo; its strides may differ.
-        kv_format: `PagedKV` or `BlockTableKV` that describes the cache after the append. Its tables
-            are used in place if they are on the device, else copied there.
+        kv_format: `PagedKV`, `BlockTableKV` or `DeviceKV` that describes the cache after the
+            append. Its tables are used in place if they are on the device, else copied there.
         kv_layout: "NHD" or "HND".
         rope: rotate the new keys by their positions. The angle is exact for any position, the
             rotation is computed in float32. Not for attention with a variant that rotates keys
@@ -89,16 +90,18 @@ def append_paged_kv(
         RuntimeError: the first use of a kernel during CUDA graph capture.
     """
     checks.one_of("kv_layout", kv_layout, ("NHD", "HND"))
-    if not isinstance(kv_format, PagedKV | BlockTableKV):
+    if not isinstance(kv_format, PagedKV | BlockTableKV | DeviceKV) or not kv_format.paged:
         raise TypeError(
-            f"kv_format is a {type(kv_format).__name__}; it takes PagedKV or BlockTableKV"
+            f"kv_format is a {type(kv_format).__name__}; it takes PagedKV, BlockTableKV, or a"
+            " DeviceKV with a page table"
         )
     if rope is not None and not isinstance(rope, RoPE):
         raise TypeError(f"rope is a {type(rope).__name__}; it takes RoPE or None")
     views = _views(k_cache, v_cache, kv_layout, kv_format)
     _check_rows(key, value, batch_indices, positions, views)
     if key.device.type == "cpu":
-        _append_on_cpu(key, value, batch_indices, positions, views, kv_format, rope)
+        on_host = kv_format.on_host() if isinstance(kv_format, DeviceKV) else kv_format
+        _append_on_cpu(key, value, batch_indices, positions, views, on_host, rope)
     elif key.shape[0]:
         with torch.cuda.device(key.device):
             _launch(key, value, batch_indices, positions, views, kv_format, rope)
@@ -160,7 +163,12 @@ def _launch(
     )
     arguments = kernel.arguments()
     table = _on_device(kv_format.page_table, device)
-    if isinstance(kv_format, PagedKV):
+    if isinstance(kv_format, DeviceKV):
+        if kv_format.kv_indptr is not None:
+            arguments.set(page_begin=_on_device(kv_format.kv_indptr, device).data_ptr())
+        else:
+            arguments.set(pages_per_request=kv_format.table_stride)
+    elif isinstance(kv_format, PagedKV):
         begin = _on_device(kv_format.kv_start.astype(np.int32), device)
         arguments.set(page_begin=begin.data_ptr())
     else:
@@ -198,7 +206,7 @@ def _on_device(table: Any, device: torch.device) -> torch.Tensor:
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "append_paged_kv during CUDA graph capture needs the page table on the device:"
-            " BlockTableKV with a device tensor"
+            " DeviceKV, or BlockTableKV with a device tensor"
         )
     return torch.from_numpy(table).pin_memory().to(device, non_blocking=True)
 

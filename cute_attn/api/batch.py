@@ -347,6 +347,7 @@ class BatchAttention:
         return_lse: bool = False,
         scalars: Mapping[str, float | int] | None = None,
         tensors: Mapping[str, torch.Tensor] | None = None,
+        sm_scale: float | None = None,
     ) -> Any:
         """Attention of the planned step, for one layer.
 
@@ -369,6 +370,7 @@ class BatchAttention:
             scalars: other values for the variant's scalars than planned; not for those that decide
                 which keys are read (e.g. window_left: plan again), and not for live ones.
             tensors: the variant's tensors, where they are others than planned.
+            sm_scale: another softmax scale than that of the object, e.g. times a scale of the keys.
 
         Returns:
             out, or (out, lse) if return_lse or lse is given. Rows that see no key: out 0, lse -inf,
@@ -386,8 +388,10 @@ class BatchAttention:
                 raise TypeError("k is a pair (k, v) and v is given too; it takes one of the two")
             k, v = k
         values = self._parameters.planned
-        if scalars is not None or tensors is not None:
-            values = self._parameters.over(self._step, scalars or {}, tensors)
+        if scalars is not None or tensors is not None or sm_scale is not None:
+            if sm_scale is not None:
+                checks.scale("sm_scale", sm_scale)
+            values = self._parameters.over(self._step, scalars or {}, tensors, sm_scale)
         if (return_lse or lse is not None) and not self._shape.variant.softmax:
             raise ValueError(
                 f"{'lse is given' if lse is not None else 'return_lse is True'}, but variant"

@@ -6,6 +6,7 @@ TypeError, a wrong shape, stride or number ValueError.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -113,6 +114,12 @@ def positive(name: str, value: Any) -> int:
     if value < 1:
         raise ValueError(f"{name} is {value}; it must be at least 1")
     return value
+
+
+def scale(name: str, value: Any) -> None:
+    """Raises ValueError unless `value` is a positive finite number."""
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} is {value}; it takes a positive finite number")
 
 
 def head_counts(num_qo_heads: int, num_kv_heads: int) -> int:

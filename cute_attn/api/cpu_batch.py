@@ -168,7 +168,7 @@ class CpuBatch:
             v,
             step.kv_format,
             shape.variant,
-            sm_scale=shape.sm_scale,
+            sm_scale=parameters.softmax_scale,
             scalars=parameters.scalars,
             tensors=parameters.tensors or None,
             layout=shape.kv_layout,

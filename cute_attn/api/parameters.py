@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ class Parameters(dict[str, float | int]):
         tensors: its tensors by name.
         missing: a tensor that it has and that was not given, or None.
         tables: memory of the tables of ranges, or None.
+        softmax_scale: what query times key is multiplied with.
     """
 
     def __init__(
@@ -36,9 +38,11 @@ class Parameters(dict[str, float | int]):
         tensors: dict[str, torch.Tensor] | None = None,
         missing: str | None = None,
         scales: tuple[float, float] = (1.0, 1.0),
+        softmax_scale: float = 1.0,
     ) -> None:
         super().__init__(scalars, sm_scale=scales[0], scale_log2=scales[1])
         self.scalars, self.tensors, self.missing = scalars, tensors or {}, missing
+        self.softmax_scale = softmax_scale
         self.tables: torch.Tensor | None = None
         for name, x in self.tensors.items():
             self[name] = x.data_ptr()
@@ -51,6 +55,7 @@ def bind(
     scalars: dict[str, float | int],
     tensors: Mapping[str, torch.Tensor] | None,
     step: AnyStep,
+    sm_scale: float | None = None,
 ) -> Parameters:
     """Checks the parameters of a variant for one step.
 
@@ -59,19 +64,26 @@ def bind(
         scalars: checked values.
         tensors: by name. None: those that the variant captured; if it has others, they are missing.
         step: how far indices can reach.
+        sm_scale: another softmax scale than that of `shape`.
 
     Raises:
         TypeError, ValueError: a tensor is unknown or missing, of a wrong dtype, shape or device.
         IndexError: a hook may read outside a tensor. Not looked at where lengths are on the device.
     """
     variant, device = shape.variant, shape.device
-    scales = scales_of(variant, shape.sm_scale, scalars)
+    scale = shape.sm_scale if sm_scale is None else sm_scale
+    made = partial(
+        Parameters,
+        scalars,
+        scales=scales_of(variant, scale, scalars),
+        softmax_scale=scale,
+    )
     if not variant.tensors and not tensors:
-        return Parameters(scalars, scales=scales)
+        return made()
     if tensors is None:
         missing = next((t.name for t in variant.tensors if t.captured is None), None)
         if missing is not None:
-            return Parameters(scalars, missing=missing, scales=scales)
+            return made(missing=missing)
     found = variant.arrays(tensors)
     for name, x in found.items():
         if not isinstance(x, torch.Tensor):
@@ -91,7 +103,7 @@ def bind(
         scores = _reach(step, rows & (step.requests.kv_len > 0), shape)
         finished = _reach(step, rows, shape)
         variant.check_indices(shapes, scores, scalars, finished)
-    return Parameters(scalars, found, scales=scales)
+    return made(tensors=found)
 
 
 def scales_of(

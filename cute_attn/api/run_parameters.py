@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -27,17 +28,18 @@ class RunParameters:
     def __init__(self, shape: BatchShape, take: Callable[[Parameters], None]) -> None:
         self._shape, self._take = shape, take
         self.planned = Parameters({})
-        self._overrides: dict[tuple[tuple[str, float | int], ...], Parameters] = {}
+        self._overrides: dict[tuple[Any, ...], Parameters] = {}
 
     def bind(
         self,
         step: AnyStep,
         tensors: Mapping[str, torch.Tensor] | None,
         scalars: dict[str, float | int] | None = None,
+        sm_scale: float | None = None,
     ) -> Parameters:
         """As `parameters.bind`; `scalars`: others than those of the step."""
         values = step.scalars if scalars is None else scalars
-        parameters = bind(self._shape, values, tensors, step)
+        parameters = bind(self._shape, values, tensors, step, sm_scale)
         self._take(parameters)
         return parameters
 
@@ -53,13 +55,14 @@ class RunParameters:
         step: AnyStep,
         scalars: Mapping[str, float | int],
         tensors: Mapping[str, torch.Tensor] | None,
+        sm_scale: float | None = None,
     ) -> Parameters:
         """Planned parameters overlaid; without tensors the same object for the same values.
 
         Raises:
             TypeError, ValueError, IndexError: see `BatchAttention.run`.
         """
-        key = tuple(sorted(scalars.items()))
+        key = (sm_scale, *sorted(scalars.items()))
         found = self._overrides.get(key) if tensors is None else None
         if found is None:
             variant, planned = self._shape.variant, self.planned
@@ -76,7 +79,7 @@ class RunParameters:
                     f" {planned.scalars}); give them to plan()"
                 )
             given = {**planned.tensors, **(tensors or {})} or None
-            found = self.bind(step, given, values)
+            found = self.bind(step, given, values, sm_scale)
             if tensors is None:
                 self._overrides[key] = found
         return found

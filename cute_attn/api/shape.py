@@ -67,8 +67,7 @@ class BatchShape:
         checks.one_of("kv_layout", kv_layout, KV_LAYOUTS)
         if sm_scale is None:
             sm_scale = 1 / math.sqrt(head_dim)
-        if not (math.isfinite(sm_scale) and sm_scale > 0):
-            raise ValueError(f"sm_scale is {sm_scale}; it takes a positive finite number")
+        checks.scale("sm_scale", sm_scale)
         made = cls(
             num_qo_heads=num_qo_heads,
             num_kv_heads=num_kv_heads,

@@ -32,7 +32,7 @@ BUILT_IN = (
     "qk_norm",
     "streaming_llm",
 )
-_ARGUMENTS = ("Llama3Scaling", "YarnScaling")
+_ARGUMENTS = ("LinearScaling", "Llama3Scaling", "YarnScaling")
 _ELSEWHERE = re.compile(r"(?P<place>[^:()]+):(?P<expression>[A-Za-z_]\w*(?:\(.*\))?)")
 _PLUS = re.compile(r"\+(?![^(]*\))")  # outside of parentheses
 

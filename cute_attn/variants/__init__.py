@@ -21,6 +21,7 @@ from cute_attn.variants.errors import TraceError
 from cute_attn.variants.hook import Hook
 from cute_attn.variants.packed import pack_masks
 from cute_attn.variants.positions import (
+    LinearScaling,
     Llama3Scaling,
     YarnScaling,
     qk_norm,
@@ -37,6 +38,7 @@ __all__ = [
     "PARTIAL",
     "Band",
     "Hook",
+    "LinearScaling",
     "Llama3Scaling",
     "Scalar",
     "Tensor",

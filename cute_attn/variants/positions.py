@@ -20,6 +20,19 @@ ROPE_LAYOUTS = ("half", "interleaved")
 
 
 @dataclass(frozen=True)
+class LinearScaling:
+    """Position interpolation (Chen, Wong, Chen, Tian, arXiv 2306.15595; Hugging Face `rope_type`
+    "linear"): positions are divided by `factor`.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < math.inf:
+            raise ValueError(f"factor is {self.factor}; it takes a positive finite number")
+
+
+@dataclass(frozen=True)
 class Llama3Scaling:
     """Frequencies of Llama 3.1 and later (Hugging Face `rope_type` "llama3"; Grattafiori et al.,
     "The Llama 3 Herd of Models", arXiv 2407.21783).
@@ -80,7 +93,7 @@ def rope(
     layout: str = "half",
     theta: float = 10000.0,
     rotary_dim: int | None = None,
-    scaling: Llama3Scaling | YarnScaling | None = None,
+    scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None,
     positions: bool = False,
 ) -> Variant:
     """Rotary position embedding of queries and keys (Su et al., arXiv 2104.09864), fused: the cache
@@ -152,6 +165,10 @@ def _plain(pairs: Any, *, rope_theta: Any, **_: Any) -> Any:
     return exp2(-(pairs.index / pairs.count) * log2(rope_theta))
 
 
+def _linear(pairs: Any, *, rope_theta: Any, rope_factor: Any, **_: Any) -> Any:
+    return _plain(pairs, rope_theta=rope_theta) / rope_factor
+
+
 def _llama3(
     pairs: Any,
     *,
@@ -194,20 +211,22 @@ def _yarn(
 
 
 _SCALINGS: dict[type, tuple[str, Callable[..., Any]]] = {
+    LinearScaling: ("linear", _linear),
     Llama3Scaling: ("llama3", _llama3),
     YarnScaling: ("yarn", _yarn),
 }
 
 
 def _frequencies(
-    scaling: Llama3Scaling | YarnScaling | None,
+    scaling: LinearScaling | Llama3Scaling | YarnScaling | None,
 ) -> tuple[Callable[..., Any], list[Scalar]]:
     """The frequency of a pair in radians per position, and the scalars that it reads."""
     if scaling is None:
         return _plain, []
     if type(scaling) not in _SCALINGS:
         raise TypeError(
-            f"scaling is a {type(scaling).__name__}; it takes Llama3Scaling, YarnScaling or None"
+            f"scaling is a {type(scaling).__name__}; it takes LinearScaling, Llama3Scaling,"
+            " YarnScaling or None"
         )
     values = dict(vars(scaling))
     if isinstance(scaling, YarnScaling) and scaling.attention_factor is None:

@@ -182,6 +182,19 @@ def test_soft_cap_at_run() -> None:
         assert oracle.relative_error(out, oracle.attend(q, k, k, soft_cap=cap)[0]) < 1e-5
 
 
+def test_softmax_scale_at_run() -> None:
+    q, k, v = random(1, 3, 4, 64), random(2, 40, 2, 64), random(3, 40, 2, 64)
+    batch = BatchAttention(4, 2, 64, dtype=torch.float32, device="cpu")
+    batch.plan([0, 3], RaggedKV([0, 40]))
+    for scale in (0.5, None, 0.02):
+        out, lse = batch.run(q, k, v, return_lse=True, sm_scale=scale)
+        expected, log = oracle.attend(q, k, v, mask=oracle.mask_of("causal"), sm_scale=scale)
+        assert oracle.relative_error(out, expected) < ERROR[torch.float32]
+        assert oracle.lse_error(lse, log) < 1e-5
+    with pytest.raises(ValueError, match="sm_scale is 0; it takes a positive finite number"):
+        batch.run(q, k, v, sm_scale=0)
+
+
 def test_block_sparse() -> None:
     """Block rows of 4 queries see chosen blocks of 8 keys."""
     rows, cols, chosen = 10, 40, [[0, 3], [], [1, 2, 4]]

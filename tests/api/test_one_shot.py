@@ -11,6 +11,7 @@ import torch
 
 from cute_attn import (
     BlockTableKV,
+    DeviceKV,
     PagedKV,
     RoPE,
     append_paged_kv,
@@ -19,6 +20,7 @@ from cute_attn import (
     single_decode,
     single_prefill,
 )
+from cute_attn.formats import KVFormat
 
 
 def random(seed: int, *size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -89,12 +91,16 @@ def rotate(key: torch.Tensor, positions: torch.Tensor, rope: RoPE) -> torch.Tens
 
 @pytest.mark.parametrize("rope", [None, RoPE(), RoPE("interleaved", theta=5e5, scale=4.0)])
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
-@pytest.mark.parametrize("tables", [False, True])
-def test_append(rope: RoPE | None, layout: str, tables: bool) -> None:
+@pytest.mark.parametrize("tables", ["lists", "block_tables", "tensors"])
+def test_append(rope: RoPE | None, layout: str, tables: str) -> None:
     page_size, heads, dim = 3, 2, 16
-    kv_format: PagedKV | BlockTableKV = PagedKV([0, 2, 5], [4, 1, 0, 5, 2], [2, 3], page_size)
-    if tables:
+    lists = [0, 2, 5], [4, 1, 0, 5, 2], [2, 3]
+    kv_format: KVFormat = PagedKV(*lists, page_size)
+    if tables == "block_tables":
         kv_format = BlockTableKV([[4, 1, -1], [0, 5, 2]], [5, 9], page_size)
+    elif tables == "tensors":
+        tensors = (torch.tensor(x, dtype=torch.int32) for x in lists)
+        kv_format = DeviceKV.from_paged(*tensors, page_size)
     shape = (page_size, heads, dim) if layout == "NHD" else (heads, page_size, dim)
     cache = torch.zeros(6, 2, *shape, dtype=torch.float16)
     key, value = random(0, 5, heads, dim).half(), random(1, 5, heads, dim).half()

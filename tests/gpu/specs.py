@@ -142,7 +142,7 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
     specs = [
         *all_specs(serving_problem(arch, 16)),
         *all_specs(serving_problem(arch, None)),
-        choose(serving_problem(arch, None, is_causal=False), rows=None),
+        *all_specs(serving_problem(arch, None, is_causal=False)),
         choose(serving_problem(arch, 16), rows=None, schedule="ampere_tile"),
     ]
     specs += all_specs(replace(serving_problem(arch, 16), variant=causal() & sliding_window()))

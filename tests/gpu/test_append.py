@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from cute_attn import BlockTableKV, PagedKV, RoPE, append_paged_kv
+from cute_attn import BlockTableKV, DeviceKV, PagedKV, RoPE, append_paged_kv
+from cute_attn.formats import KVFormat
 from tests.gpu.batches import DTYPES, indptr, nans
 from tests.gpu.check import BOUNDS
 from tests.gpu.specs import APPENDS
@@ -57,12 +58,16 @@ def test_append(
     inner = (page_size, HEADS) if layout == "NHD" else (HEADS, page_size)
     cache = nans((total, 2, *inner, dim), DTYPES[dtype], device)
     last = [n - (c - 1) * page_size if c else 0 for n, c in zip(LENGTHS, counts, strict=True)]
-    kv_format: PagedKV | BlockTableKV
+    kv_format: KVFormat
     if page_size == 3:
         table = torch.zeros(len(counts), max(counts), dtype=torch.int32, device=device)
         for row, own in zip(table, order[: sum(counts)].split(counts), strict=True):
             row[: len(own)] = own.int()
         kv_format = BlockTableKV(table, LENGTHS, page_size)
+    elif page_size == 1:
+        lists = (torch.tensor(x, dtype=torch.int32, device=device) for x in (indptr(counts), last))
+        begin, last_len = lists
+        kv_format = DeviceKV.from_paged(begin, order.int(), last_len, page_size)
     else:
         kv_format = PagedKV(indptr(counts), order.int(), last, page_size)
 

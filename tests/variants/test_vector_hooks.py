@@ -12,6 +12,7 @@ import torch
 from cute_attn.codegen.vector_hooks import vector_hooks
 from cute_attn.variants import (
     Hook,
+    LinearScaling,
     Llama3Scaling,
     Scalar,
     Tensor,
@@ -99,6 +100,14 @@ def test_llama3_scaling_is_as_published() -> None:
     x = rows(dim)
     got = through(rope(theta=theta, scaling=scaling), x)
     np.testing.assert_allclose(got, turned(x, np.array(expected)), atol=1e-8)
+
+
+@pytest.mark.parametrize("factor", [0.5, 8.0])
+def test_linear_scaling_divides_positions(factor: float) -> None:
+    x = rows()
+    got = through(rope(scaling=LinearScaling(factor)), x)
+    frequency = 10000.0 ** (-np.arange(DIM // 2) * 2 / DIM)
+    np.testing.assert_allclose(got, turned(x, frequency / factor), atol=1e-9)
 
 
 @pytest.mark.parametrize("factor", [4.0, 16.0])
@@ -292,10 +301,12 @@ def test_bad_arguments() -> None:
             rope(rotary_dim=rotary_dim)
     with pytest.raises(ValueError, match="layout is 'neox'; it takes one of half, interleaved"):
         rope(layout="neox")
-    with pytest.raises(TypeError, match="scaling is a float; it takes Llama3Scaling, YarnScaling"):
+    with pytest.raises(TypeError, match="scaling is a float; it takes LinearScaling, Llama"):
         rope(scaling=2.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"factor is 0\.5; it takes a finite number, at least 1"):
         YarnScaling(0.5)
+    with pytest.raises(ValueError, match="factor is 0; it takes a positive finite number"):
+        LinearScaling(0)
     with pytest.raises(ValueError, match="0 < low_freq_factor < high_freq_factor"):
         Llama3Scaling(low_freq_factor=4.0)
     with pytest.raises(ValueError, match="0 < beta_slow < beta_fast"):
