@@ -1,4 +1,4 @@
-"""Patterns of blocks as requests: their masks, and blocks of any sizes key by key."""
+"""Patterns of blocks: masks of theirs, and patterns of each KV head."""
 
 from __future__ import annotations
 
@@ -39,54 +39,40 @@ def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.T
     return flat
 
 
-def expanded(
+def on_host(
     block_mask_map: torch.Tensor,
     block_row_sz: torch.Tensor,
     block_col_sz: torch.Tensor,
     num_kv_heads: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Requests of a pattern, head after head and block row after block row.
+    """A pattern of blocks of any sizes, checked and on the host.
 
-    Returns:
-        (requests + 1,) query rows on the host; keys of the requests, int32, numbered over all
-        heads; (requests + 1,) of these on the host.
+    Raises:
+        TypeError, ValueError: naming the argument.
     """
-    for name, x, dims in (
+    given = (
         ("block_mask_map", block_mask_map, 3),
         ("block_row_sz", block_row_sz, 2),
         ("block_col_sz", block_col_sz, 2),
-    ):
+    )
+    for name, x, dims in given:
         if arguments.tensor(name, x).dim() != dims or x.shape[0] != num_kv_heads:
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)}; it takes {dims} dimensions, the first"
                 f" num_kv_heads = {num_kv_heads}"
             )
-    heads, rows, columns = block_mask_map.shape
+    _, rows, columns = block_mask_map.shape
     if block_row_sz.shape[1] != rows or block_col_sz.shape[1] != columns:
         raise ValueError(
             f"block_mask_map has {rows} block rows and {columns} block columns; block_row_sz has"
             f" {block_row_sz.shape[1]} and block_col_sz {block_col_sz.shape[1]}"
         )
-    row_sizes = block_row_sz.cpu().long()
-    column_sizes = block_col_sz.cpu().long()
+    mask, row_sizes, column_sizes = (x.cpu() for _, x, _ in given)
     for name, sizes in (("block_row_sz", row_sizes), ("block_col_sz", column_sizes)):
-        if int(sizes.min()) < 0 or bool((sizes.sum(1) != sizes[0].sum()).any()):
+        totals = sizes.long().sum(1)
+        if int(sizes.min()) < 0 or bool((totals != totals[0]).any()):
             raise ValueError(
-                f"{name} adds up to {sizes.sum(1).tolist()}; it takes numbers from 0 on with the"
-                " same sum for every head"
+                f"{name} adds up to {totals.tolist()}; it takes numbers from 0 on with the same"
+                " sum for every head"
             )
-    keys = int(column_sizes[0].sum())
-    device = block_mask_map.device
-    column = torch.repeat_interleave(
-        torch.arange(heads * columns, device=device),
-        column_sizes.reshape(-1).to(device),
-        output_size=heads * keys,
-    )
-    column = (column % columns).reshape(heads, 1, keys).expand(heads, rows, keys)
-    seen = torch.gather(block_mask_map.bool(), 2, column)
-    head, _, key = seen.nonzero(as_tuple=True)
-    counts = (block_mask_map.cpu().long() * column_sizes[:, None]).sum(2).reshape(-1)
-    zero = torch.zeros(1, dtype=torch.long)
-    ends = torch.cat([zero, counts.cumsum(0)])
-    query_rows = torch.cat([zero, row_sizes.reshape(-1).cumsum(0)])
-    return query_rows, (head * keys + key).to(torch.int32), ends
+    return mask.bool(), row_sizes, column_sizes

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cute_attn.api import PagedKV, checks
+from cute_attn.api import BlockSparseKV, PagedKV, PerHeadKV, checks
 from cute_attn.flashinfer import arguments
 from cute_attn.flashinfer.masks import mask_tensors
 from cute_attn.flashinfer.options import Options
-from cute_attn.flashinfer.patterns import convert_bsr_mask_layout, expanded
+from cute_attn.flashinfer.patterns import convert_bsr_mask_layout, on_host
 from cute_attn.flashinfer.wrapper import PlannedStep, Wrapper
 
 __all__ = [
@@ -96,16 +96,20 @@ class BlockSparseAttentionWrapper(Wrapper):
                 f"indptr has {len(begin)} elements; {M} query rows in blocks of {R} take"
                 f" {block_rows + 1}"
             )
-        kv = PagedKV(begin, _int32(indices), np.full(block_rows, C), C)
-        kv.check_num_pages(N // C)
-        rows = (R * torch.arange(block_rows + 1)).clamp(max=M)
-        tensors = None
-        if masked:
+        columns = arguments.tensor("indices", indices).to(torch.int32)
+        kv: PagedKV | BlockSparseKV
+        rows, tensors = None, None
+        if masked:  # lists of pages, whose mask may stay on the device
+            kv = PagedKV(begin, columns, np.full(block_rows, C), C)
+            kv.check_num_pages(N // C)
+            rows = (R * torch.arange(block_rows + 1)).clamp(max=M)
             if mask is not None and packed_mask is None:
                 mask = convert_bsr_mask_layout(mask, begin)
             q_len = rows.diff().numpy()
             tensors = mask_tensors(q_len, kv.kv_len, mask, packed_mask, self.device)
-        self._block = C
+        else:
+            kv = BlockSparseKV(begin, columns, (R, C), M, N)
+        self._block = C if masked else 0
         self._plan_step(
             PlannedStep(
                 qo_indptr=rows,
@@ -149,8 +153,8 @@ class BlockSparseAttentionWrapper(Wrapper):
         arguments.refuse("convert q, k and v to float16 or bfloat16", scale_q=scale_q,
                          scale_k=scale_k, scale_v=scale_v)  # fmt: skip
         self._planned()
-        pages = tuple(_pages(name, x, self._block) for name, x in (("k", k), ("v", v)))
-        return self._run(q, pages, None, out=out, lse=lse, return_lse=return_lse)
+        k, v = (_pages(n, x, self._block) if self._block else x for n, x in (("k", k), ("v", v)))
+        return self._run(q, k, v, out=out, lse=lse, return_lse=return_lse)
 
     def forward(
         self,
@@ -175,14 +179,13 @@ class BlockSparseAttentionWrapper(Wrapper):
 
 
 class VariableBlockSparseAttentionWrapper(Wrapper):
-    """Attention with blocks of any sizes, and a pattern for each KV head: every block row of a head
-    is a request of its own, whose keys are named one by one.
+    """Attention with blocks of any sizes, and a pattern for each KV head.
 
     Arguments are FlashInfer's; see `Wrapper`.
     """
 
     def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
-        super().__init__(float_workspace_buffer, "NHD", backend=backend)
+        super().__init__(float_workspace_buffer, "HND", backend=backend)
         self._heads = (0, 0)
 
     def plan(
@@ -222,16 +225,15 @@ class VariableBlockSparseAttentionWrapper(Wrapper):
         _refuse_positions(causal, pos_encoding_mode)
         dtype, o_dtype = arguments.data_types(q_data_type, kv_data_type, None)
         options = Options.checked(logits_soft_cap=logits_soft_cap, sm_scale=sm_scale)
-        group = checks.head_counts(num_qo_heads, num_kv_heads)
-        rows, keys, ends = expanded(block_mask_map, block_row_sz, block_col_sz, num_kv_heads)
-        kv = PagedKV(ends, keys.to(self.device), np.ones(len(ends) - 1, np.int64), 1)
-        self._heads = (num_kv_heads, group)
+        checks.head_counts(num_qo_heads, num_kv_heads)
+        pattern = on_host(block_mask_map, block_row_sz, block_col_sz, num_kv_heads)
+        self._heads = (num_qo_heads, num_kv_heads)
         self._plan_step(
             PlannedStep(
-                qo_indptr=rows,
-                kv=kv,
-                num_qo_heads=group,
-                num_kv_heads=1,
+                qo_indptr=None,
+                kv=PerHeadKV.of_blocks(*pattern),
+                num_qo_heads=num_qo_heads,
+                num_kv_heads=num_kv_heads,
                 head_dim_qk=head_dim,
                 head_dim_vo=head_dim,
                 dtype=dtype,
@@ -250,7 +252,7 @@ class VariableBlockSparseAttentionWrapper(Wrapper):
         return_lse: bool = False,
         enable_pdl: bool | None = None,
     ) -> Any:
-        """Attention of the planned pattern. Queries are copied, with the heads of a group together.
+        """Attention of the planned pattern.
 
         Args:
             q: (num_qo_heads, query rows, head_dim).
@@ -264,23 +266,22 @@ class VariableBlockSparseAttentionWrapper(Wrapper):
             query rows).
         """
         step = self._planned()
-        heads, group = self._heads
-        for name, x, count in (("q", q, heads * group), ("k", k, heads), ("v", v, heads)):
+        heads, kv_heads = self._heads
+        for name, x, count in (("q", q, heads), ("k", k, kv_heads), ("v", v, kv_heads)):
             arguments.tensor(name, x)
             if x.dim() != 3 or (x.shape[0], x.shape[2]) != (count, step.head_dim_qk):
                 raise ValueError(
                     f"{name} has shape {tuple(x.shape)}; it takes ({count}, tokens,"
                     f" {step.head_dim_qk})"
                 )
-        dim, tokens = q.shape[-1], q.shape[1]
-        rows = q.reshape(heads, group, tokens, dim).transpose(1, 2).reshape(-1, group, dim)
-        pages = tuple(x.reshape(-1, 1, 1, x.shape[-1]) for x in (k, v))
-        result = self._run(rows, pages, None, out=None, lse=None, return_lse=return_lse)
-        found, logs = result if return_lse else (result, None)
-        found = _by_head(found, heads, group, tokens, out)
-        if logs is None:
-            return found
-        return found, _by_head(logs, heads, group, tokens, lse)
+        if out is None:
+            out = torch.empty_like(q, dtype=step.o_dtype)
+        rows, given = q.transpose(0, 1), arguments.tensor("out", out).transpose(0, 1)
+        result = self._run(rows, k, v, out=given, lse=None, return_lse=return_lse)
+        if not return_lse:
+            return out
+        logs = result[1].t()
+        return out, logs.contiguous() if lse is None else lse.copy_(logs)
 
     def forward(
         self,
@@ -307,10 +308,6 @@ def _refuse_positions(causal: bool, pos_encoding_mode: str) -> None:
     arguments.refuse(_POSITIONS, pos_encoding_mode=named)
 
 
-def _int32(indices: torch.Tensor) -> torch.Tensor:
-    return arguments.tensor("indices", indices).to(torch.int32)
-
-
 def _pages(name: str, x: torch.Tensor, block: int) -> torch.Tensor:
     """(N, heads, dim) as pages (N / block, block, heads, dim), without a copy."""
     if arguments.tensor(name, x).dim() != 3 or x.shape[0] % block:
@@ -319,11 +316,3 @@ def _pages(name: str, x: torch.Tensor, block: int) -> torch.Tensor:
             f" of {block}"
         )
     return x.view(-1, block, *x.shape[1:])
-
-
-def _by_head(
-    x: torch.Tensor, heads: int, group: int, tokens: int, out: torch.Tensor | None
-) -> torch.Tensor:
-    """(heads * tokens, group, ...) as (heads * group, tokens, ...)."""
-    found = x.view(heads, tokens, *x.shape[1:]).transpose(1, 2).flatten(0, 1)
-    return found if out is None else out.copy_(found)

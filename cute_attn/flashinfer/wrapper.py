@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cute_attn.api import BatchAttention, PagedKV, RaggedKV
+from cute_attn.api import BatchAttention, BlockSparseKV, PagedKV, PerHeadKV, RaggedKV
 from cute_attn.flashinfer import arguments
 from cute_attn.flashinfer.engines import EngineKey, Engines
 from cute_attn.flashinfer.options import Options
@@ -25,7 +25,7 @@ class PlannedStep:
     """One step, on the host.
 
     Attributes:
-        qo_indptr: (num_requests + 1,) query rows.
+        qo_indptr: (num_requests + 1,) query rows; None: the format has its own.
         kv: where the keys are.
         num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo: sizes.
         dtype, o_dtype: of queries, keys and values, and of outputs.
@@ -34,8 +34,8 @@ class PlannedStep:
         batch_invariant: results do not depend on what else is in the batch.
     """
 
-    qo_indptr: torch.Tensor
-    kv: PagedKV | RaggedKV
+    qo_indptr: torch.Tensor | None
+    kv: PagedKV | RaggedKV | BlockSparseKV | PerHeadKV
     num_qo_heads: int
     num_kv_heads: int
     head_dim_qk: int
