@@ -1,5 +1,6 @@
 """The public calls, and what they take. `cute_attn` re-exports everything here, lazily."""
 
+from cute_attn.api import one_shot_op  # noqa: F401  # registers an operator
 from cute_attn.api.append import RoPE, append_paged_kv
 from cute_attn.api.batch import BatchAttention
 from cute_attn.api.composite import CompositeAttention

@@ -87,7 +87,8 @@ def append_paged_kv(
 
     Raises:
         TypeError, ValueError: a tensor is wrong; the cache is untouched.
-        RuntimeError: the first use of a kernel during CUDA graph capture.
+        RuntimeError: the first use of a kernel during CUDA graph capture, or a tensor requires grad
+            while grad mode is on: there is no backward.
     """
     checks.one_of("kv_layout", kv_layout, ("NHD", "HND"))
     if not isinstance(kv_format, PagedKV | BlockTableKV | DeviceKV) or not kv_format.paged:
@@ -97,6 +98,9 @@ def append_paged_kv(
         )
     if rope is not None and not isinstance(rope, RoPE):
         raise TypeError(f"rope is a {type(rope).__name__}; it takes RoPE or None")
+    if torch.is_grad_enabled():
+        given = {"key": key, "value": value, "k_cache": k_cache, "v_cache": v_cache}
+        checks.no_gradients(**{n: x for n, x in given.items() if isinstance(x, torch.Tensor)})
     views = _views(k_cache, v_cache, kv_layout, kv_format)
     _check_rows(key, value, batch_indices, positions, views)
     if key.device.type == "cpu":

@@ -37,6 +37,8 @@ from cute_attn.formats import DeviceKV, KVFormat
 from cute_attn.scheduler import Constants, Explanation, Plan
 from cute_attn.variants import Variant
 
+_grad_mode = torch.is_grad_enabled
+
 
 class BatchAttention:
     """Attention over a batch of requests with ragged or paged KV.
@@ -143,6 +145,16 @@ class BatchAttention:
         self._handle: int | None = None
 
     @property
+    def num_qo_heads(self) -> int:
+        """Query heads."""
+        return self._shape.num_qo_heads
+
+    @property
+    def head_dim_vo(self) -> int:
+        """Elements of a value and output row."""
+        return self._shape.head_dim_vo
+
+    @property
     def device(self) -> torch.device:
         """Where tensors are expected."""
         return self._shape.device
@@ -171,7 +183,8 @@ class BatchAttention:
 
     @property
     def handle(self) -> int:
-        """Names this object in `torch.ops.cute_attn.run(handle, q, k, v, out, lse)`."""
+        """Names this object in `torch.ops.cute_attn.run(handle, q, k, v, out, lse)` and
+        `torch.ops.cute_attn.forward(handle, q, k, v)`, which returns (out, lse)."""
         if self._handle is None:
             self._handle = torch_ops.register(self)
         return self._handle
@@ -353,7 +366,8 @@ class BatchAttention:
 
         Launches on the current stream; never waits, and allocates only `out` and `lse` if they are
         not given. Rows of tensors may be strided (q may be a slice of a fused QKV projection), in
-        steps of 16 bytes.
+        steps of 16 bytes. Arrays of other libraries are taken by DLPack, at a cost per call; what
+        is returned are tensors.
 
         Args:
             q: (q_tokens, num_qo_heads, head_dim); q_tokens = qo_indptr[-1].
@@ -379,7 +393,8 @@ class BatchAttention:
         Raises:
             TypeError, ValueError: a tensor does not fit the plan; nothing was launched.
             IndexError: the variant may read outside one of `tensors`.
-            RuntimeError: not planned.
+            RuntimeError: not planned, or a tensor requires grad while grad mode is on: there is no
+                backward.
         """
         if self._step is None:
             raise RuntimeError("run() before plan(): plan the step first")
@@ -400,10 +415,18 @@ class BatchAttention:
         if values.missing is not None:
             raise ValueError(f"the variant reads tensor {values.missing!r}: give it in tensors=")
         try:
+            if _grad_mode() and (
+                q.requires_grad or k.requires_grad or (v is not None and v.requires_grad)
+            ):
+                checks.no_gradients(q=q, k=k, v=v)
             out, lse = self._backend.run(q, k, v, out, lse, return_lse, values)
-        except AttributeError:
-            checks.tensors(q=q, k=k, v=v, out=out, lse=lse)
-            raise
+        except (AttributeError, TypeError):
+            given = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+            found = checks.from_dlpack(**given)
+            if all(found[name] is value for name, value in given.items()):
+                raise
+            found |= {"return_lse": return_lse, "scalars": scalars, "tensors": tensors}
+            return self.run(**found)
         return out if lse is None else (out, lse)
 
     def trace(

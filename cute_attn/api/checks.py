@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -57,11 +58,42 @@ def tensor(
     return value
 
 
-def tensors(**values: Any) -> None:
-    """Raises TypeError for a value that is neither a tensor nor None."""
+def no_gradients(**values: Any) -> None:
+    """Raises RuntimeError for a tensor whose gradient autograd would miss.
+
+    Call it where grad mode is on: asking that first is all that inference pays.
+    """
+    for name, value in values.items():
+        if value is not None and value.requires_grad:
+            raise RuntimeError(
+                f"{name} requires grad, and there is no backward: call under torch.no_grad() or"
+                " torch.inference_mode(), or train with"
+                " torch.nn.functional.scaled_dot_product_attention"
+            )
+
+
+def from_dlpack(**values: Any) -> dict[str, Any]:
+    """`values` with arrays of other libraries (NumPy, CuPy, JAX) as tensors of the same memory.
+
+    They are read in the order of torch's current stream, as the DLPack protocol sees to.
+
+    Raises:
+        TypeError: one is neither a tensor nor None, and has no `__dlpack__` or cannot be taken.
+    """
+    found = {}
     for name, value in values.items():
         if value is not None and not isinstance(value, torch.Tensor):
-            raise TypeError(f"{name} is a {type(value).__name__}; it takes a torch.Tensor")
+            kind = type(value).__name__
+            if not hasattr(value, "__dlpack__"):
+                raise TypeError(
+                    f"{name} is a {kind}; it takes a torch.Tensor, or an array with __dlpack__"
+                )
+            try:
+                value = torch.utils.dlpack.from_dlpack(value)
+            except (BufferError, RuntimeError, TypeError, ValueError) as error:
+                raise TypeError(f"{name} is a {kind} that torch cannot take: {error}") from error
+        found[name] = value
+    return found
 
 
 def vector_rows(name: str, value: torch.Tensor) -> None:

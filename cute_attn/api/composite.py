@@ -228,6 +228,8 @@ class CompositeAttention:
             raise RuntimeError("run() before plan(): plan the step first")
         if self._stack is None:
             return self._used.run(q, k, v, out=out, lse=lse, return_lse=return_lse)
+        if torch.is_grad_enabled() and isinstance(q, torch.Tensor):
+            checks.no_gradients(q=q)  # of the copies nothing would be known
         shape, tokens = self._shape, self._stack.state_indptr.size - 1
         shape.check_q(q, tokens, padded=self._fixed)
         count = int(q.shape[0])

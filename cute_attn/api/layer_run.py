@@ -27,6 +27,8 @@ from cute_attn.api.stream_order import StreamOrder
 from cute_attn.runtime.tensor_map import TensorMapEncoder
 
 _UNKNOWN: tuple[Any, Any] = (None, None)
+_OWN: tuple[Any, Any] = ("own", None)
+"""Of an `out` that run() makes, for the q that is known: it fits and is contiguous."""
 
 
 class LayerRun:
@@ -146,10 +148,12 @@ class LayerRun:
             self._q_map, self._q_spare = kernels.q_map(q), 0 if len(q) else self._partials.out
             self._q_known, self._row_fields = (q.shape, q.stride()), None
             self._out_known = self._lse_known = _UNKNOWN  # as many rows as q
+        shape, strides = self._out_known
         if out is None:
             out = self._shape.new_out(q.shape[0])
-        shape, strides = self._out_known
-        if (
+            if self._out_known is not _OWN:
+                self._out_known, self._row_fields = _OWN, None
+        elif (
             out.shape != shape
             or out.stride() != strides
             or out.dtype is not self._dtype

@@ -32,8 +32,12 @@ def attention(
 ) -> Any:
     """Attention of a dense batch.
 
+    In `torch.compile` and `torch.export` it is one operator, `torch.ops.cute_attn.attention`, if
+    `variant` is a name.
+
     Args:
-        q: (batch, q_len, num_qo_heads, head_dim), bf16 or fp16 (on the CPU also float32).
+        q: (batch, q_len, num_qo_heads, head_dim), bf16 or fp16 (on the CPU also float32); a tensor,
+            or an array of another library (CuPy, JAX, NumPy) that DLPack can pass on.
         k: (batch, kv_len, num_kv_heads, head_dim).
         v: (batch, kv_len, num_kv_heads, head_dim_vo).
         variant: "full", "causal", "sliding_window", "soft_cap" or a `Variant`.
@@ -50,11 +54,13 @@ def attention(
 
     Raises:
         TypeError, ValueError: a tensor is wrong.
+        RuntimeError: a tensor requires grad while grad mode is on: there is no backward.
         UnsupportedSpecError: no kernel for this device, dtype and head_dim.
     """
+    if torch.compiler.is_compiling():
+        return _as_operator(q, k, v, variant, sm_scale, scalars, tensors, return_lse)
+    q, k, v = checks.from_dlpack(q=q, k=k, v=v).values()
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; it takes a torch.Tensor")
         if x.dim() != 4:
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)}; it takes (batch, seq, heads, head_dim)"
@@ -102,9 +108,14 @@ def single_prefill(
         as `attention`.
     """
     checks.one_of("kv_layout", kv_layout, ("NHD", "HND"))
+    if torch.compiler.is_compiling():
+        if kv_layout == "HND":
+            k, v = k.transpose(0, 1), v.transpose(0, 1)
+        one = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+        result = _as_operator(*one, variant, sm_scale, scalars, tensors, return_lse)
+        return tuple(x.squeeze(0) for x in result) if return_lse else result.squeeze(0)
+    q, k, v = checks.from_dlpack(q=q, k=k, v=v).values()
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; it takes a torch.Tensor")
         if x.dim() != 3:
             takes = "(q_len, heads, head_dim)" if name == "q" else f"three dimensions, {kv_layout}"
             raise ValueError(f"{name} has shape {tuple(x.shape)}; it takes {takes}")
@@ -139,9 +150,10 @@ def single_decode(
     Raises:
         as `attention`.
     """
-    if not isinstance(q, torch.Tensor) or q.dim() != 2:
-        got = tuple(q.shape) if isinstance(q, torch.Tensor) else type(q).__name__
-        raise ValueError(f"q is {got}; it takes a tensor (num_qo_heads, head_dim)")
+    if not torch.compiler.is_compiling():
+        (q,) = checks.from_dlpack(q=q).values()
+    if q.dim() != 2:
+        raise ValueError(f"q has shape {tuple(q.shape)}; it takes (num_qo_heads, head_dim)")
     result = single_prefill(
         q.unsqueeze(0),
         k,
@@ -154,6 +166,25 @@ def single_decode(
         return_lse=return_lse,
     )
     return tuple(x.squeeze(0) for x in result) if return_lse else result.squeeze(0)
+
+
+def _as_operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    variant: str | Variant,
+    sm_scale: float | None,
+    scalars: Mapping[str, float | int] | None,
+    tensors: Mapping[str, torch.Tensor] | None,
+    return_lse: bool,
+) -> Any:
+    """A node of the graph that is being traced. See `one_shot_op`."""
+    if not isinstance(variant, str):
+        raise TypeError("variant is a Variant; a traced call takes a name (or BatchAttention.plan)")
+    scalars, tensors = scalars or {}, tensors or {}
+    names = list(scalars), list(scalars.values()), list(tensors), list(tensors.values())
+    result = torch.ops.cute_attn.attention(q, k, v, variant, sm_scale, *names, return_lse)
+    return result if return_lse else result[0]
 
 
 def _wrapper(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cute_attn.api import checks
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import AnyStep, Step
 from cute_attn.variants import Variant
@@ -84,10 +85,10 @@ def bind(
         missing = next((t.name for t in variant.tensors if t.captured is None), None)
         if missing is not None:
             return made(missing=missing)
-    found = variant.arrays(tensors)
+    found = checks.from_dlpack(**variant.arrays(tensors))
+    if torch.is_grad_enabled():
+        checks.no_gradients(**found)
     for name, x in found.items():
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; it takes a torch.Tensor")
         if x.device != device:
             raise TypeError(f"{name} is on device {x.device}; it takes {device}")
         if x.stride(-1) != 1 and x.shape[-1] > 1:

@@ -31,9 +31,11 @@ def merge_states(v: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torc
 
     Raises:
         TypeError, ValueError: a tensor is wrong.
+        RuntimeError: a tensor requires grad while grad mode is on: there is no backward.
     """
-    if not isinstance(v, torch.Tensor):
-        raise TypeError(f"v is a {type(v).__name__}; it takes a torch.Tensor")
+    v, lse = checks.from_dlpack(v=v, lse=lse).values()
+    if torch.is_grad_enabled():
+        checks.no_gradients(v=v, lse=lse)
     if v.dtype not in checks.DTYPE_NAMES:
         raise TypeError(
             f"v has dtype {v.dtype}; it takes {', '.join(map(str, checks.DTYPE_NAMES))}"

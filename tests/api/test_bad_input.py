@@ -181,7 +181,7 @@ ONE_SHOT: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("prefill rank", lambda: single_prefill(zeros(8, 64), zeros(5, 8, 64), zeros(5, 8, 64)),
      ValueError, "q has shape"),
     ("decode rank", lambda: single_decode(zeros(1, 8, 64), zeros(5, 8, 64), zeros(5, 8, 64)),
-     ValueError, r"q is \(1, 8, 64\)"),
+     ValueError, r"q has shape \(1, 8, 64\)"),
     ("lse dtype", lambda: merge_states(zeros(2, 3, 1, 8), zeros(2, 3, 1)), TypeError,
      "lse has dtype torch.bfloat16"),
     ("lse shape", lambda: merge_states(zeros(2, 3, 1, 8), torch.zeros(3, 2, 1)), ValueError,
