@@ -64,7 +64,8 @@ def declared_imports(requirements: list[str]) -> set[str]:
 
 def test_every_import_is_a_declared_dependency(project: dict[str, Any]) -> None:
     extras = project["optional-dependencies"]
-    optional = [*extras["plot"], *extras["sparse"]]  # imported where they are used
+    # Imported where they are used.
+    optional = [*extras["plot"], *extras["sparse"], *extras["transformers"]]
     declared = declared_imports([*project["dependencies"], *optional])
     undeclared = {n: str(p) for n, p in third_party_imports().items() if n not in declared}
     assert not undeclared

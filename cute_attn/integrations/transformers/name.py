@@ -1,0 +1,3 @@
+"""The name in `attn_implementation=`."""
+
+NAME = "cute_attn"
