@@ -26,22 +26,28 @@ _OURS = "_takes_cute_attn"
 
 
 class _Last:
-    """The value derived last from some tensors; layers of one forward pass ask for the same."""
+    """The value derived last from a tensor; layers of one forward pass ask for the same."""
 
     def __init__(self) -> None:
         self._of: tuple[Any, ...] = ()
+        self._tensors: tuple[weakref.ref[torch.Tensor], ...] = ()
         self._value: Any = None
 
     def get(self, make: Callable[[], Any], tensors: tuple[torch.Tensor, ...], *more: Any) -> Any:
         """`make()`, or what it gave when it was asked for the same, unchanged tensors."""
-        if any(x.is_inference() for x in tensors):
-            return make()  # whether they have changed cannot be known
-        versions = tuple(x._version for x in tensors)
-        known = self._of and self._of[1:] == (versions, more)
-        if not known or any(ref() is not x for ref, x in zip(self._of[0], tensors, strict=True)):
+        of = (*map(_version, tensors), *more)
+        same = len(self._tensors) == len(tensors) and all(
+            ref() is x for ref, x in zip(self._tensors, tensors, strict=True)
+        )
+        if None in of or of != self._of or not same:
             self._value = make()
-            self._of = (tuple(weakref.ref(x) for x in tensors), versions, more)
+            self._of, self._tensors = of, tuple(map(weakref.ref, tensors))
         return self._value
+
+
+def _version(x: torch.Tensor) -> int | None:
+    """Grows with every change of the tensor's memory; None: cannot be known."""
+    return None if x.is_inference() else x._version
 
 
 _STEPS: dict[Band, _Last] = {}
@@ -95,7 +101,9 @@ def decode_pages(
         return kv_format, place[0], place[1]
 
     rows = query[0].transpose(0, 1)
-    kv_format, requests, positions = _TABLES.get(make, (pointer, table))
+    kv_format, requests, positions = _TABLES.get(
+        make, (pointer,), table.data_ptr(), tuple(table.shape), _version(table)
+    )
     count = kv_format.num_requests
     new_keys, new_values = (x[0].transpose(0, 1)[:count].contiguous() for x in (key, value))
     append_paged_kv(new_keys, new_values, requests, positions, k_cache, v_cache, kv_format)
