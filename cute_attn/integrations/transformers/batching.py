@@ -115,7 +115,9 @@ def decode_pages(
         scalars = scalars_of(CAUSAL, scores.softcap)
         kind.batch.plan(np.arange(count + 1), kv_format, scalars=scalars, tensors=tensors)
         kind.place = ("pages", kv_format)
-    out = kind.batch.run(rows[:count].detach(), *caches, tensors=tensors_of(kind, scores))
+    out: torch.Tensor = kind.batch.run(
+        rows[:count].detach(), *caches, tensors=tensors_of(kind, scores)
+    )
     if count < rows.shape[0]:
         out = torch.cat((out, out.new_zeros((rows.shape[0] - count, *out.shape[1:]))))
     return out.unsqueeze(0)

@@ -8,6 +8,7 @@ import torch
 
 from cute_attn.integrations.transformers.batching import decode_pages, lengths_of
 from cute_attn.integrations.transformers.masks import step_of_dense
+from cute_attn.integrations.transformers.name import untraced
 from cute_attn.integrations.transformers.planned import Scores, attend
 from cute_attn.integrations.transformers.steps import CAUSAL, FULL, Band, Step, even_step
 
@@ -15,7 +16,7 @@ _UNKNOWN = ("position_bias",)
 """Arguments of other attention functions that change results and are not taken."""
 
 
-@torch.compiler.disable
+@untraced
 def attention_forward(
     module: torch.nn.Module,
     query: torch.Tensor,

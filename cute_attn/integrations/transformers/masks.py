@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cute_attn.integrations.transformers.name import untraced
 from cute_attn.integrations.transformers.steps import (
     CAUSAL,
     Band,
@@ -26,7 +27,7 @@ from cute_attn.integrations.transformers.steps import (
 MaskFunction = Callable[..., Any]
 
 
-@torch.compiler.disable
+@untraced
 def attention_mask(
     batch_size: int,
     q_length: int,

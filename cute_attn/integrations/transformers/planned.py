@@ -100,7 +100,9 @@ def attend(
         rows = rows.index_select(0, kind.rows)
     elif used < most:
         rows = rows[:used]
-    out = kind.batch.run(rows.detach(), keys, values, tensors=tensors_of(kind, scores))
+    out: torch.Tensor = kind.batch.run(
+        rows.detach(), keys, values, tensors=tensors_of(kind, scores)
+    )
     if used < most:
         whole = out.new_zeros((most, *out.shape[1:]))
         if kind.rows is None:
@@ -108,7 +110,7 @@ def attend(
         else:
             whole.index_copy_(0, kind.rows, out)
         out = whole
-    return out.unflatten(0, (query.shape[0], query.shape[2]))
+    return out.view(query.shape[0], query.shape[2], *out.shape[1:])
 
 
 def kind_of(
