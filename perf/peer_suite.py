@@ -221,13 +221,13 @@ def main() -> int:
         )
         count = counted(rows)
         counts.append(count)
-        out.add("P", file, **count)
+        out.add("FT", file, **count)
         print(f"{file}: {share(count)}; {_outcomes(count)}", flush=True)
         for row, times in reasons(rows):
             told = {"outcome": row["outcome"], "reason": row.get("detail") or row["reason"]}
-            out.add("R", row["test"], **told, times=times, case=row["case"])
+            out.add("FX", row["test"], **told, times=times, case=row["case"])
     total = added(counts)
-    out.add("P", "total", **total)
+    out.add("FT", "total", **total)
     print(f"total: {share(total)}; {_outcomes(total)}")
     print(path)
     return 0

@@ -16,7 +16,8 @@ def section(archive: Archive) -> Section:
         "Every kernel is held against a dense float64 softmax; poisoned memory, repeats, random"
         " delays."
     )
-    return Section("tests", "Tests on the GPU", text, [*_tests(archive), _sanitizers(archive)])
+    blocks = [*_tests(archive), _sanitizers(archive), _peers_own(archive)]
+    return Section("tests", "Tests on the GPU", text, blocks)
 
 
 def _tests(archive: Archive) -> list[Block]:
@@ -73,3 +74,27 @@ def _sanitizers(archive: Archive) -> Block:
     )
     head = ("tool", "outcome", "tests named", "commit", "tests", "errors", "warnings")
     return Table("compute-sanitizer", head, rows, [Source.of(r) for r in records], text)
+
+
+def _peers_own(archive: Archive) -> Block:
+    """FlashInfer's tests against its names here."""
+    title, command = "FlashInfer's own attention tests", "python -m perf.peer_suite CHECKOUT"
+    records = archive.with_section("FT")
+    if not records:
+        return Gap(title, "no record holds section FT", command)
+    record = records[0]
+    outcomes = ("passed", "failed", "unsupported", "skipped")
+    rows = []
+    for row in record.of("FT"):
+        ran, scope = row["ran"], row["in_scope"]
+        own = f"{100 * row['in_scope_passed'] / scope:.1f} %" if scope else ""
+        raw = f"{100 * row.get('passed', 0) / ran:.1f} %" if ran else "not reached"
+        rows.append([row["cfg"], own, raw, *(str(row.get(name, 0)) for name in outcomes)])
+    text = (
+        f"FlashInfer {record.head['suite']} with cute_attn.flashinfer in its place; at most"
+        f" {record.head['sample']} cases of each test function. In scope are fp16 and bf16 with"
+        " head_dim 64, 128, 256 or (192, 128); what is not supported counts as failed. Most of"
+        " these tests compare two calls of the API, ours then, the others torch references."
+    )
+    head = ("file", "passed, in scope", "passed, of all", *outcomes)
+    return Table(title, head, rows, [Source.of(record)], text)
