@@ -67,7 +67,7 @@ def _shared_prefix(archive: Archive) -> Block:
     published = {
         ("SP", "prefix 32768 + 128, b64"): "4,090 / 254.5 µs: 16.1 [second hand]",
         ("SP", "prefix 32768 + 128, b256"): "31 times vLLM 0.2.6 [blog]",
-        ("PG", "mooncake 9924, n4"): "",
+        ("PG", "mooncake 9924, n4"): "latency of the whole engine, see above",
     }
     rows = []
     for (sec, cfg), text in published.items():
