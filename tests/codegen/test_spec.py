@@ -27,6 +27,7 @@ OTHER: dict[str, Any] = {
     "dtype": "fp16",
     "head_dim_qk": 64,
     "head_dim_vo": 64,
+    "per_head": True,
     "loader": "ragged",
     "group": 8,
     "variant": full(),
@@ -55,7 +56,7 @@ def test_name_is_a_readable_symbol() -> None:
     assert "_d128x64_" in replace(SPEC, head_dim_vo=64).name
 
 
-@pytest.mark.parametrize("switch", ["delays", "fixed_pieces", "trace"])
+@pytest.mark.parametrize("switch", ["delays", "fixed_pieces", "per_head", "trace"])
 def test_switches_show_in_the_name_and_nowhere_else(switch: str) -> None:
     switched = replace(SPEC, **{switch: True})
     assert switched.name == SPEC.name.replace("_sm_90a_", f"_{switch}_sm_90a_")

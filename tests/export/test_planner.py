@@ -60,7 +60,8 @@ class Case:
         costs = Costs(**vars(self.cost))  # in the order of the manifest
         head = [
             self.num_blocks, self.policy == "balanced", self.min_piece or 0, self.l2_budget,
-            *astuple(self.geometry), *astuple(costs), n,
+            *astuple(self.geometry)[:6],  # bundles have no tables of each KV head
+            *astuple(costs), n,
         ]  # fmt: skip
         rows = np.empty((n, 7), np.int64)
         rows[:, :6] = self.requests.table.T
