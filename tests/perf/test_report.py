@@ -304,7 +304,7 @@ def test_json(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
 def test_names_of_benchmarks(tmp_path: Path) -> None:
     names = {
         "steps-batch-invariant-h200-2026-11-30.jsonl": "steps-batch-invariant",
-        "plan-cpu-2026-11-30.jsonl": "plan",
+        "plan-cpu-2026-12-01.jsonl": "plan",
         "mine.jsonl": "mine",
     }
     for name, bench in names.items():
