@@ -426,7 +426,7 @@ class BatchAttention:
             if all(found[name] is value for name, value in given.items()):
                 raise
             found |= {"return_lse": return_lse, "scalars": scalars, "tensors": tensors}
-            return self.run(**found)
+            return self.run(**found, sm_scale=sm_scale)
         return out if lse is None else (out, lse)
 
     def trace(

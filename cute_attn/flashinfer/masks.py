@@ -112,6 +112,37 @@ def _int32(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.int32) if x.dtype == torch.uint32 else x.to(torch.int32)
 
 
+def step_tensors(
+    qo_indptr: torch.Tensor,
+    kv_len: IntArray,
+    masks: tuple[torch.Tensor | None, torch.Tensor | None],
+    items: tuple[torch.Tensor | None, torch.Tensor | None, int],
+    fixed: FixedTensors | None,
+    device: torch.device,
+) -> dict[str, torch.Tensor] | None:
+    """What the variant of a prefill step reads; None: nothing.
+
+    Args:
+        qo_indptr: (num_requests + 1,) on the host.
+        kv_len: (num_requests,).
+        masks: custom_mask and packed_custom_mask; they go before items.
+        items: prefix_len_ptr, token_pos_in_items_ptr and token_pos_in_items_len.
+        fixed: memory for captured graphs.
+        device: where they are to be.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+    """
+    prefix, positions, width = items
+    if any(mask is not None for mask in masks):
+        tensors = mask_tensors(qo_indptr.diff().long().numpy(), kv_len, *masks, device)
+    elif prefix is not None:
+        tensors = item_tensors(prefix, positions, width, len(kv_len), device)
+    else:
+        return None
+    return tensors if fixed is None else fixed.hold(tensors)
+
+
 class FixedTensors:
     """Tensors at addresses that do not change, for captured graphs: each plan copies into them.
 

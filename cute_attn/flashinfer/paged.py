@@ -29,6 +29,31 @@ def paged_kv(
     return PagedKV(indptr, indices, last_page_len, page_size)
 
 
+def copy_to_buffers(
+    owner: Any, batch_size: int, non_blocking: bool, **tensors: torch.Tensor
+) -> None:
+    """Copies index tensors of a plan to buffers of the user.
+
+    Args:
+        owner: the wrapper, whose attributes the buffers are.
+        batch_size: requests of every step.
+        non_blocking: of the copies.
+        tensors: by the names of the attributes.
+
+    Raises:
+        ValueError: one has another number of elements than its buffer.
+    """
+    for name, x in tensors.items():
+        buffer = getattr(owner, name)
+        if len(x) != len(buffer):
+            raise ValueError(
+                f"{name[1:].removesuffix('_buf')} has {len(x)} elements; with use_cuda_graph"
+                f" every step has {batch_size} requests, which take {len(buffer)}"
+            )
+        if x.data_ptr() != buffer.data_ptr():
+            buffer.copy_(x, non_blocking=non_blocking)
+
+
 class PagedBuffers:
     """Memory of the user that plan() copies its index tensors to, where graphs may be captured.
 
@@ -87,15 +112,7 @@ class PagedBuffers:
                 setattr(owner, name, x)
             owner._paged_kv_indices_buf = indices
             return indices
-        for name, x in tensors.items():
-            buffer = getattr(owner, name)
-            if len(x) != len(buffer):
-                raise ValueError(
-                    f"{name[1:].removesuffix('_buf')} has {len(x)} elements; with use_cuda_graph"
-                    f" every step has {self.batch_size} requests, which take {len(buffer)}"
-                )
-            if x.data_ptr() != buffer.data_ptr():
-                buffer.copy_(x, non_blocking=non_blocking)
+        copy_to_buffers(owner, self.batch_size, non_blocking, **tensors)
         pages: torch.Tensor = owner._paged_kv_indices_buf
         if len(indices) > len(pages):
             raise ValueError(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cute_attn.flashinfer import arguments
-from cute_attn.flashinfer.masks import FixedTensors, item_tensors, mask_tensors
+from cute_attn.flashinfer.masks import FixedTensors, step_tensors
 from cute_attn.flashinfer.options import Options
 from cute_attn.flashinfer.paged import PagedBuffers, paged_kv
 from cute_attn.flashinfer.wrapper import PlannedStep, Wrapper, invariant, named_arguments
@@ -137,7 +137,6 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         """
         dtype, o_dtype = arguments.data_types(q_data_type, kv_data_type, o_data_type)
         masked = custom_mask is not None or packed_custom_mask is not None
-        items = prefix_len_ptr is not None
         options = Options.checked(
             causal=causal,
             window_left=window_left,
@@ -147,7 +146,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
             rope_scale=rope_scale,
             rope_theta=rope_theta,
             masked=masked,
-            items=items and not masked,
+            items=prefix_len_ptr is not None and not masked,
         )
         rows, begin, last = arguments.to_host(
             qo_indptr=qo_indptr,
@@ -163,22 +162,14 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
             _paged_kv_last_page_len_buf=paged_kv_last_page_len,
         )
         kv = paged_kv(begin, indices, last, page_size)
-        tensors = None
-        if masked:
-            q_len = (rows[1:] - rows[:-1]).long().numpy()
-            mask = (custom_mask, packed_custom_mask)
-            tensors = mask_tensors(q_len, kv.kv_len, *mask, self.device)
-        elif items:
-            assert prefix_len_ptr is not None
-            tensors = item_tensors(
-                prefix_len_ptr,
-                token_pos_in_items_ptr,
-                token_pos_in_items_len,
-                len(last),
-                self.device,
-            )
-        if tensors is not None and self._fixed is not None:
-            tensors = self._fixed.hold(tensors)
+        tensors = step_tensors(
+            rows,
+            kv.kv_len,
+            (custom_mask, packed_custom_mask),
+            (prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len),
+            self._fixed,
+            self.device,
+        )
         self._plan_step(
             PlannedStep(
                 qo_indptr=rows,

@@ -9,8 +9,9 @@ import torch
 
 from cute_attn.api import RaggedKV
 from cute_attn.flashinfer import arguments
-from cute_attn.flashinfer.masks import FixedTensors, item_tensors, mask_tensors
+from cute_attn.flashinfer.masks import FixedTensors, step_tensors
 from cute_attn.flashinfer.options import Options
+from cute_attn.flashinfer.paged import copy_to_buffers
 from cute_attn.flashinfer.wrapper import PlannedStep, Wrapper, invariant
 
 _FP4 = "convert keys and values to float16 or bfloat16"
@@ -118,7 +119,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         )
         dtype, o_dtype = arguments.data_types(q_data_type, kv_data_type, o_data_type)
         masked = custom_mask is not None or packed_custom_mask is not None
-        items = prefix_len_ptr is not None and not masked
         options = Options.checked(
             causal=causal,
             window_left=window_left,
@@ -128,30 +128,28 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             rope_scale=rope_scale,
             rope_theta=rope_theta,
             masked=masked,
-            items=items,
+            items=prefix_len_ptr is not None and not masked,
         )
         rows, begin = arguments.to_host(qo_indptr=qo_indptr, kv_indptr=kv_indptr)
         if self._use_cuda_graph:
-            self._hold(non_blocking, _qo_indptr_buf=qo_indptr, _kv_indptr_buf=kv_indptr)
+            copy_to_buffers(
+                self,
+                self._fixed_batch_size,
+                non_blocking,
+                _qo_indptr_buf=qo_indptr,
+                _kv_indptr_buf=kv_indptr,
+            )
         else:
             self._qo_indptr_buf, self._kv_indptr_buf = qo_indptr, kv_indptr
         kv = RaggedKV(begin)
-        tensors = None
-        if masked:
-            q_len = (rows[1:] - rows[:-1]).long().numpy()
-            mask = (custom_mask, packed_custom_mask)
-            tensors = mask_tensors(q_len, kv.kv_len, *mask, self.device)
-        elif items:
-            assert prefix_len_ptr is not None
-            tensors = item_tensors(
-                prefix_len_ptr,
-                token_pos_in_items_ptr,
-                token_pos_in_items_len,
-                len(rows) - 1,
-                self.device,
-            )
-        if tensors is not None and self._fixed is not None:
-            tensors = self._fixed.hold(tensors)
+        tensors = step_tensors(
+            rows,
+            kv.kv_len,
+            (custom_mask, packed_custom_mask),
+            (prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len),
+            self._fixed,
+            self.device,
+        )
         self._plan_step(
             PlannedStep(
                 qo_indptr=rows,
@@ -169,17 +167,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         )
 
     begin_forward = plan
-
-    def _hold(self, non_blocking: bool, **tensors: torch.Tensor) -> None:
-        """Copies row pointers to the buffers of the user."""
-        for name, x in tensors.items():
-            buffer = getattr(self, name)
-            if len(x) != len(buffer):
-                raise ValueError(
-                    f"{name[1:].removesuffix('_buf')} has {len(x)} elements; with use_cuda_graph"
-                    f" every step has {self._fixed_batch_size} requests, which take {len(buffer)}"
-                )
-            buffer.copy_(x, non_blocking=non_blocking)
 
     def run(
         self,

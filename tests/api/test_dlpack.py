@@ -18,6 +18,7 @@ from cute_attn import (
     merge_states,
     single_decode,
     single_prefill,
+    soft_cap,
 )
 
 Array = npt.NDArray[np.float32]
@@ -71,6 +72,23 @@ def test_run_reads_and_writes_in_place(grad_mode: bool) -> None:
         expected = batch.run(*(torch.from_numpy(x) for x in (q, k, v)))
     assert got.data_ptr() == out.ctypes.data and got_lse.data_ptr() == lse.ctypes.data
     assert np.array_equal(out, expected.numpy())
+
+
+def test_other_arguments_of_run_go_with_them() -> None:
+    """Scale and scalars of the call, as with tensors."""
+    q, k, v = arrays((5, 4, 16), (30, 2, 16), (30, 2, 16))
+    variant = causal() & soft_cap()
+    batch = BatchAttention(4, 2, 16, dtype=torch.float32, variant=variant, device="cpu")
+    batch.plan([0, 5], RaggedKV([0, 30]))
+    options: dict[str, Any] = {
+        "sm_scale": 0.7,
+        "scalars": {"logits_soft_cap": 2.0},
+        "return_lse": True,
+    }
+    out, lse = batch.run(q, k, v, **options)
+    want, want_lse = batch.run(*map(torch.from_numpy, (q, k, v)), **options)
+    assert torch.equal(out, want) and torch.equal(lse, want_lse)
+    assert not torch.equal(out, batch.run(*map(torch.from_numpy, (q, k, v))))
 
 
 def test_merge_states_takes_arrays() -> None:
