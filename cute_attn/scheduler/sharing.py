@@ -14,8 +14,8 @@ from cute_attn.scheduler.cost import CostModel
 from cute_attn.scheduler.each import BoolArray, Int64Array
 
 STEP_US = 12.0
-"""Of the launches that copy query rows and merge states: on an H200 steps in levels take 2 to 12 us,
-the largest 20, more than their attention launches by the simulator (perf/NOTES.md)."""
+"""Of the launches that copy query rows and merge states: on an H200 steps in levels take 2 to 12 us
+more than their attention launches by the simulator, the largest 20 (perf/NOTES.md)."""
 _CLEARLY = 1.5  # saved over spent: of what is less, most lost on an H200
 _L2_RATE = 2.4  # requests that read the same at once find it in the L2: 2.1 to 2.8 on an H200
 _TILE_ROWS = 64  # packed query rows that a tile computes at least, beyond those of decode
