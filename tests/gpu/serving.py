@@ -24,7 +24,7 @@ EVERYTHING = [
 """Decodes, a prefill, chunks, empty requests and more queries than keys."""
 
 
-def serving_case(*, page_size: int = PAGE_SIZE, seed: int = 0) -> Case:
+def serving_case(*, page_size: int = PAGE_SIZE, memory: str = "packed", seed: int = 0) -> Case:
     """The case; its requests are given to `serving_batch`."""
     return Case(
         family=FAMILIES[0],
@@ -33,7 +33,7 @@ def serving_case(*, page_size: int = PAGE_SIZE, seed: int = 0) -> Case:
         page_size=page_size,
         table="csr" if page_size else "ragged",
         device_table=False,
-        memory="packed",
+        memory=memory,
         layout="NHD",
         batch="decode",
         lse=True,
@@ -49,10 +49,12 @@ def serving_batch(
     device: torch.device,
     *,
     page_size: int = PAGE_SIZE,
+    memory: str = "packed",
     seed: int = 0,
 ) -> Batch:
-    """Tensors for (q_len, kv_len) pairs, poisoned."""
-    return make_batch(serving_case(page_size=page_size, seed=seed), device, requests=requests)
+    """Tensors for (q_len, kv_len) pairs, poisoned; memory "combined": one tensor of K and V."""
+    case = serving_case(page_size=page_size, memory=memory, seed=seed)
+    return make_batch(case, device, requests=requests)
 
 
 def serving_attention(device: torch.device, **options: Any) -> BatchAttention:

@@ -59,7 +59,7 @@ def test_paged_batches(size: int, device: torch.device, record: Callable[..., No
     memory, worst = workspace(device, size), 0.0
     wrappers = [flashinfer.BatchPrefillWithPagedKVCacheWrapper(memory) for _ in range(2)]
     for seed, wrapper in enumerate([*wrappers, *wrappers]):
-        batch = serving_batch(EVERYTHING, device, seed=seed)
+        batch = serving_batch(EVERYTHING, device, memory="combined", seed=seed)
         tensors = index(batch, device)
         wrapper.plan(*tensors, *SIZES, PAGE_SIZE, causal=True, q_data_type=DTYPE)
         out, lse = wrapper.run(batch.q, *batch.kv, return_lse=True)
@@ -94,7 +94,7 @@ def test_decode_in_a_graph(device: torch.device, record: Callable[..., None]) ->
     worst = 0.0
     for seed in range(12):
         requests = [(1, max(kv, 1)) for _, kv in random_requests(seed, count, 1, longest)]
-        batch = serving_batch(requests, device, seed=seed)
+        batch = serving_batch(requests, device, memory="combined", seed=seed)
         held = batch.kv[0]
         cache.fill_(math.nan)
         cache[: len(held)] = held
@@ -118,7 +118,7 @@ def test_decode_in_a_graph(device: torch.device, record: Callable[..., None]) ->
 
 def test_append_in_a_graph(device: torch.device) -> None:
     """Row pointers and page numbers that never leave the GPU."""
-    batch = serving_batch([(1, 40), (1, 1), (1, 300)], device)
+    batch = serving_batch([(1, 40), (1, 1), (1, 300)], device, memory="combined")
     (cache,) = batch.kv
     filled = torch.full_like(cache, math.nan)
     _, begin, pages, last = index(batch, device)
@@ -143,7 +143,7 @@ def test_append_in_a_graph(device: torch.device) -> None:
 def test_cascade_and_states(device: torch.device) -> None:
     """Levels, and two wrappers whose states are merged, against one batch."""
     shared, own = 96, [(1, 40), (5, 700), (2, 16)]
-    whole = serving_batch([(q, shared + kv) for q, kv in own], device)
+    whole = serving_batch([(q, shared + kv) for q, kv in own], device, memory="combined")
     rows, begin, pages, last = index(whole, device)
     (cache,) = whole.kv
     prefix = pages[: shared // PAGE_SIZE]

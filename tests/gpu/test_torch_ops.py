@@ -24,7 +24,10 @@ PREFILL = [(70, 900), (1, 70)]
 def test_reduce_overhead_follows_new_plans(device: torch.device) -> None:
     """One compiled model, its CUDA graph replayed with plans of other lengths."""
     pytest.importorskip("triton", reason="inductor needs Triton")
-    batches = [serving_batch(requests, device, seed=i) for i, requests in enumerate(STEPS)]
+    batches = [
+        serving_batch(requests, device, memory="combined", seed=i)
+        for i, requests in enumerate(STEPS)
+    ]
     wrapper = serving_attention(device, cuda_graph=True, max_requests=2, max_pages=256)
     handle = wrapper.handle
     pages = max(len(batch.kv[0]) for batch in batches)
@@ -47,7 +50,7 @@ def test_reduce_overhead_follows_new_plans(device: torch.device) -> None:
 
 def test_inductor_keeps_what_is_written(device: torch.device) -> None:
     pytest.importorskip("triton", reason="inductor needs Triton")
-    batch = serving_batch(PREFILL, device)
+    batch = serving_batch(PREFILL, device, memory="combined")
     wrapper = serving_attention(device)
     wrapper.plan(batch.qo_indptr, batch.kv_format)
     handle = wrapper.handle
@@ -73,7 +76,7 @@ def test_inductor_and_the_one_shot_call(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dim", [DIM])
 def test_operators_on_a_device(dim: int, device: torch.device) -> None:
-    batch = serving_batch(PREFILL, device)
+    batch = serving_batch(PREFILL, device, memory="combined")
     wrapper = serving_attention(device)
     wrapper.plan(batch.qo_indptr, batch.kv_format)
     cache = batch.kv[0]
@@ -88,7 +91,7 @@ def test_operators_on_a_device(dim: int, device: torch.device) -> None:
 
 
 def test_operators_run_on_the_current_stream(device: torch.device) -> None:
-    batch = serving_batch(PREFILL, device)
+    batch = serving_batch(PREFILL, device, memory="combined")
     wrapper = serving_attention(device)
     wrapper.plan(batch.qo_indptr, batch.kv_format)
     stream = torch.cuda.Stream(device)
@@ -109,7 +112,7 @@ def test_arrays_by_dlpack(device: torch.device) -> None:
         def __init__(self, tensor: torch.Tensor) -> None:
             self.__dlpack__, self.__dlpack_device__ = tensor.__dlpack__, tensor.__dlpack_device__
 
-    batch = serving_batch(PREFILL, device)
+    batch = serving_batch(PREFILL, device, memory="combined")
     wrapper = serving_attention(device)
     wrapper.plan(batch.qo_indptr, batch.kv_format)
     assert_right(batch, wrapper.run(Foreign(batch.q), Foreign(batch.kv[0])))
