@@ -23,7 +23,7 @@ class PlanStore:
         device: a CUDA device.
         max_requests, max_pages: capacities; None grows with the steps.
         fixed: addresses must not change after the first `write` (CUDA graphs); a page table that is
-            on the device is then copied into the buffer.
+            on the device is then copied into the buffer, unless it stays where it is.
 
     Attributes:
         plan_address, table_address: of the last step; table_address is 0 for ragged KV.
@@ -79,7 +79,7 @@ class PlanStore:
         self.plan_address = buffer.address
         self.table_address = 0 if table is None else buffer.address + 4 * at
         if isinstance(table, torch.Tensor):
-            if self._fixed:
+            if self._fixed and not step.kv_format.table_stays:
                 buffer.memory[at : at + pages].copy_(table)
                 self.uploaded.record()
             else:

@@ -186,7 +186,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         self._plan_step(
             PlannedStep(
                 qo_indptr=q_len_per_req * torch.arange(len(on_host[0]), dtype=torch.int64),
-                kv=paged_kv(on_host[0], pages, on_host[1], page_size),
+                kv=paged_kv(on_host[0], pages, on_host[1], page_size, stays=self._buffers.stay),
                 num_qo_heads=num_qo_heads,
                 num_kv_heads=num_kv_heads,
                 head_dim_qk=head_dim,

@@ -11,7 +11,12 @@ from cute_attn.flashinfer import arguments
 
 
 def paged_kv(
-    indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, page_size: int
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    last_page_len: torch.Tensor,
+    page_size: int,
+    *,
+    stays: bool = False,
 ) -> PagedKV:
     """The format of a paged cache.
 
@@ -20,13 +25,16 @@ def paged_kv(
         indices: page numbers, anywhere.
         last_page_len: (num_requests,) on the host. Of requests without pages it does not matter.
         page_size: keys per page.
+        stays: captured graphs read page numbers where `indices` are.
 
     Raises:
         TypeError, ValueError: naming the argument.
     """
     if indices.dtype != torch.int32:
-        indices = indices.to(torch.int32)
-    return PagedKV(indptr, indices, last_page_len, page_size)
+        indices, stays = indices.to(torch.int32), False
+    kv = PagedKV(indptr, indices, last_page_len, page_size)
+    kv.table_stays = stays and not kv.table_on_host
+    return kv
 
 
 def copy_to_buffers(
@@ -64,6 +72,7 @@ class PagedBuffers:
 
     Attributes:
         batch_size: requests of every step; 0 without `use_cuda_graph`.
+        stay: page numbers are read where the user has them, at every replay.
 
     Raises:
         TypeError, ValueError: one is missing, or does not fit the others.
@@ -71,7 +80,7 @@ class PagedBuffers:
 
     def __init__(self, use_cuda_graph: bool, **buffers: torch.Tensor | None) -> None:
         self._fixed = bool(use_cuda_graph)
-        self.batch_size = 0
+        self.batch_size, self.stay = 0, self._fixed
         if not use_cuda_graph:
             return
         for name, buffer in buffers.items():

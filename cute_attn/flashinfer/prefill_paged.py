@@ -161,7 +161,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
             _paged_kv_indptr_buf=paged_kv_indptr,
             _paged_kv_last_page_len_buf=paged_kv_last_page_len,
         )
-        kv = paged_kv(begin, indices, last, page_size)
+        kv = paged_kv(begin, indices, last, page_size, stays=self._buffers.stay)
         tensors = step_tensors(
             rows,
             kv.kv_len,

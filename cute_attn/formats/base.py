@@ -38,6 +38,8 @@ class KVFormat:
         page_table: None (ragged), int32 NumPy array (1-D), or an int32 device tensor whose memory
             is read as a flat table.
         table_on_host: False if `page_table` is on a device, where page numbers cannot be checked.
+        table_stays: True: `page_table` is on a device and stays where it is from plan to plan, and
+            captured graphs read it there; else they read what plan() copied.
         max_page: largest page number in use, -1 if none; None if unknown (on a device, unchecked).
         num_rows: ragged: KV rows that k and v must have at least.
         has_positions: True if key j of a request stands at position j. In block-sparse rows it does
@@ -57,6 +59,7 @@ class KVFormat:
     page_size: int = 0
     page_table: Any = None
     table_on_host: bool = True
+    table_stays: bool = False
     max_page: int | None = -1
     num_rows: int = 0
     has_positions: bool = True
