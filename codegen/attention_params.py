@@ -78,6 +78,9 @@ _TRACE = (
 )
 
 
+_V_SCALE = (Field("v_scale", "f32", "factor of the values"),)
+
+
 def attention_params(
     *,
     tma: bool,
@@ -88,6 +91,7 @@ def attention_params(
     by_groups: bool = False,
     beside: bool = False,
     trace: bool = False,
+    v_scale: bool = False,
 ) -> ParameterBlock:
     """Fields of an attention kernel.
 
@@ -101,6 +105,7 @@ def attention_params(
         by_groups: tensor maps of paged K and V count groups of eight rows.
         beside: the kernel may run beside the launch before it.
         trace: the kernel writes time stamps.
+        v_scale: values have a factor; that of scores is in the softmax scale.
     """
     rows: tuple[Field, ...] = (*_ROWS[:6], _ARRIVALS, *_ROWS[6:]) if fused_merge else _ROWS
     if q_tma:
@@ -109,13 +114,14 @@ def attention_params(
     fields = (maps if tma else ()) + rows + (() if tma else _KV_POINTERS)
     fields += (_PAGES if paged else ()) + (box if tma and paged else ()) + _COMMON
     fields += (_BESIDE,) if beside else ()
+    fields += _V_SCALE if v_scale else ()
     fields += _TRACE if trace else ()
     return ParameterBlock((*fields, *_variant_fields(variant)))
 
 
 _OWN = {
     field.name
-    for group in (_ROWS, _KV_POINTERS, _TENSOR_MAPS, _PAGES, _GROUP_BOX, _COMMON, _TRACE)
+    for group in (_ROWS, _KV_POINTERS, _TENSOR_MAPS, _PAGES, _GROUP_BOX, _COMMON, _V_SCALE, _TRACE)
     for field in (*group, _Q_MAP, _BESIDE, _ARRIVALS)
 }
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from cute_attn.variants import Variant
 
-DTYPES = ("bf16", "fp16")
+DTYPES = ("bf16", "fp16", "e4m3")
 LOADERS = ("ragged", "paged", "gather")
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
 TRACED = ("hopper_tile", "ampere_tile", "ampere_decode")
@@ -78,7 +78,8 @@ class KernelSpec:
         schedule: the kernel family, e.g. "hopper_tile" (TMA + wgmma, warp-specialised),
             "ampere_tile" (cp.async + mma.sync) or "ampere_decode" (small query tiles, KV split
             over warps).
-        dtype: of q, k, v and out: "bf16" or "fp16".
+        dtype: of q, k, v and out: "bf16" or "fp16"; "e4m3" (hopper_tile): of q, k and v, and out is
+            bf16.
         head_dim_qk, head_dim_vo: elements.
         loader: how K and V are addressed. "ragged": contiguous rows. "paged": through a page table
             (Hopper: by TMA, page sizes that are a multiple of 16). "gather": Hopper, through a page
@@ -146,6 +147,10 @@ class KernelSpec:
             reasons.append(f"arch is {self.arch!r}; known: {', '.join(ARCHS)}")
         if self.dtype not in DTYPES:
             reasons.append(f"dtype is {self.dtype!r}; known: {', '.join(DTYPES)}")
+        if self.dtype == "e4m3" and self.schedule != "hopper_tile":
+            reasons.append(
+                f"dtype is 'e4m3'; {self.schedule!r} has no such products, only 'hopper_tile' has"
+            )
         if self.loader not in LOADERS:
             reasons.append(f"loader is {self.loader!r}; known: {', '.join(LOADERS)}")
         if self.delays and self.schedule != "hopper_tile":

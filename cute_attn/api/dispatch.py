@@ -173,6 +173,7 @@ def spec_for(
         tiles_per_sm=tiles_per_sm,
         page_size=problem.page_size,
         long=long,
+        dtype=problem.dtype,
     )
     spec = KernelSpec(
         arch=arch,
@@ -255,13 +256,21 @@ def default_tile(
     tiles_per_sm: int | None = None,
     page_size: int | None = None,
     long: bool = False,
+    dtype: str = "bf16",
 ) -> Tile | None:
     """The row of the architecture's tile table, or None."""
     if schedule in REGISTERED:
         return REGISTERED[schedule].tiles.get((head_dim_qk, head_dim_vo))
     if schedule == HOPPER_TILE:
         return hopper.default_tile(
-            head_dim_qk, head_dim_vo, loader, variant, rows=rows, page_size=page_size, long=long
+            head_dim_qk,
+            head_dim_vo,
+            loader,
+            variant,
+            rows=rows,
+            page_size=page_size,
+            long=long,
+            dtype=dtype,
         )
     dims = (head_dim_qk, head_dim_vo)
     try:
@@ -315,7 +324,8 @@ def bytes_in_flight(spec: KernelSpec) -> int | None:
     if spec.schedule in REGISTERED:
         return None
     if spec.schedule == HOPPER_TILE:
-        return hopper.bytes_in_flight(spec.tile, spec.head_dim_qk, spec.head_dim_vo)
+        dims = (spec.head_dim_qk, spec.head_dim_vo)
+        return hopper.bytes_in_flight(spec.tile, *dims, dtype=spec.dtype)
     return ampere.bytes_in_flight(spec.schedule, spec.tile, spec.head_dim_qk)
 
 

@@ -150,7 +150,7 @@ class KernelChoice:
         shape = self._shape
         found = self._problems[kind] = dispatch.Problem(
             arch=self._info.arch,
-            dtype=checks.DTYPE_NAMES[shape.dtype],
+            dtype=checks.KERNEL_DTYPES[shape.dtype],
             head_dim_qk=shape.head_dim_qk,
             head_dim_vo=shape.head_dim_vo,
             group=shape.group,

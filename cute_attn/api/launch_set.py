@@ -18,6 +18,7 @@ from cute_attn.api.launches import cost_of
 from cute_attn.api.parameters import Parameters
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import AnyStep
+from cute_attn.api.words import words, words_of_kv
 from cute_attn.api.tensor_maps import grouped_kv_map, kv_map, page_groups, q_map
 from cute_attn.codegen.kernels import merge_grid
 from cute_attn.codegen.smem_tile import SWIZZLE_ROWS
@@ -190,7 +191,7 @@ class LaunchSet:
         """Of tensors shaped like q; None if the kernel takes q by pointer and strides."""
         if "q_map" not in self._params.offsets:
             return None
-        return self._encoder(q_map(q, self.spec.group, self.spec.tile.q))
+        return self._encoder(q_map(words(q), self.spec.group, self.spec.tile.q))
 
     def bind(
         self, k: torch.Tensor, v: torch.Tensor | None, step: AnyStep, paging: Paging, spare: int
@@ -251,6 +252,7 @@ class LaunchSet:
     def _fill(self, binding: Binding, views: KVViews, paging: Paging, spare: int) -> None:
         """Writes everything of an argument block but rows and parameters."""
         shape, arguments = self._shape, binding.arguments
+        views = words_of_kv(views)
         arguments.set(num_kv_heads=shape.num_kv_heads)
         if views.page_size:
             arguments.set(

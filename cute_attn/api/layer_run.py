@@ -24,6 +24,7 @@ from cute_attn.api.plan_store import PlanStore
 from cute_attn.api.shape import BatchShape, refuse_kv
 from cute_attn.api.step import AnyStep
 from cute_attn.api.stream_order import StreamOrder
+from cute_attn.api.words import words
 from cute_attn.runtime.tensor_map import TensorMapEncoder
 
 _UNKNOWN: tuple[Any, Any] = (None, None)
@@ -61,6 +62,7 @@ class LayerRun:
         padded: bool,
     ) -> None:
         self._shape, self._dtype, self._index = shape, shape.dtype, index
+        self._out_dtype = shape.out_dtype
         self._store, self._order, self._captured = store, order, captured
         self._padded = padded
         self._current_stream = torch._C._cuda_getCurrentRawStream
@@ -156,7 +158,7 @@ class LayerRun:
         elif (
             out.shape != shape
             or out.stride() != strides
-            or out.dtype is not self._dtype
+            or out.dtype is not self._out_dtype
             or out.get_device() != index
         ):
             self._shape.check_out(out, q.shape[0])
@@ -235,7 +237,7 @@ class LayerRun:
 
     def _set_row_fields(self, q: torch.Tensor, out: torch.Tensor) -> tuple[int, ...]:
         plan, out_strides = self._store.plan_address, out.stride()[:2]
-        q_strides = q.stride()[:2] if self._q_map is None else ()
+        q_strides = words(q).stride()[:2] if self._q_map is None else ()
         partials = self._partials if self.kernels.spec.fuses_merge else self._partials[:2]
         self._row_fields = (plan, *partials, *q_strides, *out_strides)
         self._merge_fields = (plan, *self._partials[:2], *out_strides)

@@ -40,8 +40,11 @@ class Parameters(dict[str, float | int]):
         missing: str | None = None,
         scales: tuple[float, float] = (1.0, 1.0),
         softmax_scale: float = 1.0,
+        v_scale: float | None = None,
     ) -> None:
         super().__init__(scalars, sm_scale=scales[0], scale_log2=scales[1])
+        if v_scale is not None:
+            self["v_scale"] = v_scale
         self.scalars, self.tensors, self.missing = scalars, tensors or {}, missing
         self.softmax_scale = softmax_scale
         self.tables: torch.Tensor | None = None
@@ -78,6 +81,7 @@ def bind(
         scalars,
         scales=scales_of(variant, scale, scalars),
         softmax_scale=scale,
+        v_scale=1.0 if shape.is_fp8 else None,
     )
     if not variant.tensors and not tensors:
         return made()

@@ -23,7 +23,7 @@ class BatchShape:
 
     Attributes:
         num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo: sizes.
-        dtype: of q, k, v and out.
+        dtype: of q, k and v; `out_dtype` is that of out.
         variant: the hooks.
         sm_scale: softmax scale.
         kv_layout: "NHD" or "HND".
@@ -81,10 +81,20 @@ class BatchShape:
         )
         made.variant.check_head_dims(head_dim, head_dim_vo)
         on_cpu = made.device.type == "cpu"
-        known = [torch.bfloat16, torch.float16, *([torch.float32] if on_cpu else [])]
+        known = [torch.bfloat16, torch.float16, checks.E4M3, *([torch.float32] if on_cpu else [])]
         if dtype not in known:
             raise TypeError(f"dtype is {dtype}; it takes {', '.join(map(str, known))}")
         return made
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether q, k and v are e4m3, which kernels take as words of two."""
+        return self.dtype is checks.E4M3
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        """Of out: that of q, bfloat16 if that is e4m3."""
+        return torch.bfloat16 if self.is_fp8 else self.dtype
 
     @property
     def group(self) -> int:
@@ -119,7 +129,7 @@ class BatchShape:
             ("num_qo_heads", self.num_qo_heads),
             ("head_dim_vo", self.head_dim_vo),
         )
-        checks.tensor("out", out, dims=dims, dtype=self.dtype, device=self.device)
+        checks.tensor("out", out, dims=dims, dtype=self.out_dtype, device=self.device)
         checks.vector_rows("out", out)
 
     def check_lse(self, lse: torch.Tensor, q_tokens: int) -> None:
@@ -131,7 +141,7 @@ class BatchShape:
     def new_out(self, q_tokens: int) -> torch.Tensor:
         """(q_tokens, num_qo_heads, head_dim_vo), uninitialised."""
         size = (q_tokens, self.num_qo_heads, self.head_dim_vo)
-        return torch.empty(size, dtype=self.dtype, device=self.device)
+        return torch.empty(size, dtype=self.out_dtype, device=self.device)
 
     def new_lse(self, q_tokens: int) -> torch.Tensor:
         """(q_tokens, num_qo_heads) float32, uninitialised."""

@@ -14,12 +14,12 @@ Array = npt.NDArray[Any]
 
 
 def as_numpy(x: Any) -> Array:
-    """A CPU tensor or NumPy array as NumPy; bfloat16, which NumPy lacks, becomes float32."""
+    """A CPU tensor or NumPy array as NumPy; bfloat16 and float8, which NumPy lacks, become float32."""
     if isinstance(x, np.ndarray):
         return x
     if hasattr(x, "detach"):
         x = x.detach()
-    if "bfloat16" in str(getattr(x, "dtype", "")):
+    if any(name in str(getattr(x, "dtype", "")) for name in ("bfloat16", "float8")):
         x = x.float()
     return np.asarray(x)
 

@@ -62,6 +62,7 @@ class CostModel:
         *,
         schedule: str = "ampere_decode",
         element_bytes: int = 2,
+        rate: float = 1.0,
         blocks_per_sm: int = 1,
         constants: Constants = BUILT_IN,
     ) -> CostModel:
@@ -71,6 +72,7 @@ class CostModel:
             head_dim_qk, head_dim_vo: elements.
             schedule: kernel family, as in the kernel's spec.
             element_bytes: of K and V.
+            rate: of the loop over KV blocks, against that of 16-bit elements.
             blocks_per_sm: resident blocks that share one SM's tensor cores and bandwidth.
             constants: of the GPU.
 
@@ -81,7 +83,7 @@ class CostModel:
         family = constants.plan_costs(schedule, max(head_dim_qk, head_dim_vo))
         reads = schedule == "ampere_decode"
         fixed = 1 / blocks_per_sm if reads else blocks_per_sm
-        sm_flops_per_ps = gpu.tflops * family.efficiency / gpu.sms / blocks_per_sm
+        sm_flops_per_ps = gpu.tflops * family.efficiency * rate / gpu.sms / blocks_per_sm
         sm_bytes_per_ps = gpu.read_gbps / gpu.sms / blocks_per_sm / 1000
         key_bytes = (head_dim_qk + head_dim_vo) * element_bytes
         return cls(

@@ -57,6 +57,7 @@ class Timing:
         schedule: str = "ampere_decode",
         loader: str = "ragged",
         element_bytes: int = 2,
+        rate: float = 1.0,
         blocks_per_sm: int = 1,
         constants: Constants = BUILT_IN,
     ) -> Timing:
@@ -66,6 +67,7 @@ class Timing:
             head_dim_qk, head_dim_vo: elements.
             schedule, loader: of the kernel, as in its spec.
             element_bytes: of K and V.
+            rate: of the loop over KV blocks, against that of 16-bit elements.
             blocks_per_sm: resident blocks that share one SM's tensor cores and bandwidth.
             constants: of the GPU.
 
@@ -78,7 +80,8 @@ class Timing:
         # they compute as well.
         reads = schedule == "ampere_decode"
         fixed = 1 / blocks_per_sm if reads else blocks_per_sm
-        sm_flops_per_ps = gpu.tflops * times.efficiency_with(loader) / gpu.sms / blocks_per_sm
+        tflops = gpu.tflops * times.efficiency_with(loader) * rate
+        sm_flops_per_ps = tflops / gpu.sms / blocks_per_sm
         row_bytes = 4 * (head_dim_vo + 1)
         return cls(
             gpu=gpu,
