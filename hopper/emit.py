@@ -54,8 +54,8 @@ def supports(spec: KernelSpec) -> list[str]:
         reasons += fp8_tiles.variant_reasons(spec.variant)
         if spec.loader == "gather" and not q_by_tma(spec):
             reasons.append(
-                f"group is {spec.group} and pages are no multiple of 16 tokens: no warp is left that"
-                " transposes V"
+                f"group is {spec.group} and pages are no multiple of 16 tokens: no warp is left"
+                " that transposes V"
             )
     return reasons + tiles.tile_reasons(spec.tile, *dims, spec.variant, dtype=spec.dtype)
 

@@ -16,8 +16,8 @@ from cute_attn.variants import Variant
 WORKING_REGISTERS = 40
 """Of a consumer thread, beside the fragments."""
 
-# Two consumer warpgroups, one that produces, one that transposes: 40 + 72 + 2 * 200 registers of the
-# 512 that threads of four warpgroups are launched with together.
+# Two consumer warpgroups, one that produces, one that transposes: 40 + 72 + 2 * 200 registers of
+# the 512 that threads of four warpgroups are launched with together.
 _BASE = Tile(
     q=128,
     kv=128,

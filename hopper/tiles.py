@@ -303,8 +303,8 @@ def _turns_room(variant: Variant, head_dim_qk: int, head_dim_vo: int) -> int:
 
 
 def consumers(tile: Tile, variant: Variant | None = None, *, dtype: str = "bf16") -> int:
-    """Consumer warpgroups: the others are the producer, and one that transforms rows, or (with e4m3)
-    may transpose values."""
+    """Consumer warpgroups: the others are the producer, and one that transforms rows, or (e4m3) may
+    transpose values."""
     if dtype == E4M3:
         return tile.q // 64
     return tile.threads // 128 - (2 if variant is not None and variant.vector_hooks else 1)
@@ -338,9 +338,7 @@ def tile_bytes(
     )
 
 
-def bytes_in_flight(
-    tile: Tile, head_dim_qk: int, head_dim_vo: int, *, dtype: str = "bf16"
-) -> int:
+def bytes_in_flight(tile: Tile, head_dim_qk: int, head_dim_vo: int, *, dtype: str = "bf16") -> int:
     """Bytes of K and V that a block's copies have on their way while it computes on one stage of
     each."""
     size = 1 if dtype == E4M3 else 2

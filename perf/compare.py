@@ -34,6 +34,7 @@ TITLES = {
     "B": "prefill, paged",
     "C": "decode",
     "D": "decode, MLA",
+    "F": "prefill, dense, e4m3",
     "H": "prefill, other head dims",
     "K": "chunked prefill",
     "M": "prefill, MLA",

@@ -22,6 +22,12 @@ CHUNK_TFLOPS = {8192: 380, 16384: 480, 32768: 560, 131072: 640}  # 8/1 heads
 CHUNK_AGAINST_PEERS = 1.05  # 64/8 heads
 PAGE_SHARE = {"p64": 0.97, "p16": 0.97, "p1": 0.93}  # of the rate with ragged KV
 HEAD_DIM_SHARE = {80: 0.75, 96: 0.85, 112: 0.85, 192: 0.85}  # of the rate of BETWEEN's head dim
+# e4m3, head_dim 128: cuDNN as NVIDIA has published it for an H200, TFLOP/s.
+FP8_TFLOPS = {
+    "d128 full   s4096": 909, "d128 full   s16384": 1039,
+    "d128 causal s4096": 717, "d128 causal s16384": 997,
+}  # fmt: skip
+FP8_ERROR = 0.03  # what rounding the probabilities to three bits leaves
 WINDOW_FACTOR, WINDOW_US = 1.10, 10.0  # times the tiles' time, plus
 
 
@@ -48,6 +54,7 @@ def check(rows: Sequence[Row], peers: Sequence[Row]) -> list[Goal]:
         *_pages(ours),
         *_head_dims(ours),
         *_windows(ours),
+        *_fp8(rows),
     ]
 
 
@@ -122,6 +129,19 @@ def _windows(ours: Mapping[Key, Row]) -> list[Goal]:
             bound = WINDOW_FACTOR * visited_pairs(case, *row["tile"]) / pairs_per_us + WINDOW_US
             shares.append(bound / row["us"])
     return [Goal("W: worst of 1.10 x the tiles' time + 10 us", min(shares), 1.0)] if shares else []
+
+
+def _fp8(rows: Sequence[Row]) -> list[Goal]:
+    ours = {row["cfg"]: row for row in rows if is_ours(row) and row["sec"] == "F"}
+    found = [
+        Goal(f"F: {cfg}, TFLOP/s", ours[cfg]["tflops"], least)
+        for cfg, least in FP8_TFLOPS.items()
+        if cfg in ours
+    ]
+    if ours:
+        worst = max(row["err"] for row in ours.values())
+        found.append(Goal(f"F: {FP8_ERROR:g} over the largest error", FP8_ERROR / worst, 1.0))
+    return found
 
 
 def visited_pairs(case: Case, tile_q: int, tile_kv: int) -> int:

@@ -27,7 +27,7 @@ ROTATION_BYTES = 256 << 20
 MAX_CACHES = 64
 GRAPH_RUNS = 8  # at least, in one graph
 CHECKED_ROWS = 256  # query rows compared with the reference, at most
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
 MATRIX_SIZE = 8192
 
 
@@ -92,8 +92,9 @@ def prepare(
     dtype = DTYPES[case.dtype]
 
     def normal(*shape: int) -> torch.Tensor:
-        x = torch.empty(shape, dtype=dtype, device=device)
-        return x.normal_(generator=generator)
+        wide = torch.bfloat16 if case.dtype == "e4m3" else dtype
+        x = torch.empty(shape, dtype=wide, device=device)
+        return x.normal_(generator=generator).to(dtype)
 
     q = normal(sum(case.q_lens), case.num_qo_heads, case.head_dim)
     count = cache_count(case) if rotate else 1
@@ -127,7 +128,8 @@ def prepare(
     rows = indptr(case.q_lens)
     wrapper.plan(rows, kv_format, scalars=case.scalars)
     plan_us = host_us(lambda i: wrapper.plan(rows, kv_format, scalars=case.scalars), 20)
-    out = q.new_empty(*q.shape[:2], case.head_dim_vo)
+    out_dtype = torch.bfloat16 if case.dtype == "e4m3" else dtype
+    out = q.new_empty(*q.shape[:2], case.head_dim_vo, dtype=out_dtype)
     return Prepared(case, wrapper, q, out, caches, pages, plan_us)
 
 
@@ -184,7 +186,7 @@ def relative_error(prepared: Prepared, out: torch.Tensor) -> float:
         own = slice(starts[request], starts[request + 1])
         k, v = keys_of(prepared, request)
         positions = at + kv_len - q_len
-        want = reference(prepared.q[own][at], k, v, positions, case.is_causal, case.window)
+        want = reference(prepared.q[own].float()[at], k, v, positions, case.is_causal, case.window)
         difference += float((out[own][at] - want).square().sum())
         size += float(want.square().sum())
     if bool(out.isnan().any()):

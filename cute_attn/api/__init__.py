@@ -9,6 +9,7 @@ from cute_attn.api.flex import from_flex
 from cute_attn.api.hook_cost import hook_instructions
 from cute_attn.api.kernel import Kernel, build, warmup
 from cute_attn.api.one_shot import attention, single_decode, single_prefill
+from cute_attn.api.quantize import quantize_e4m3, rotate_heads
 from cute_attn.api.sparse_arrays import from_sparse, to_sparse
 from cute_attn.api.states import merge_states
 from cute_attn.api.templates import register_template
@@ -41,6 +42,7 @@ from cute_attn.variants import (
     custom_mask,
     document_mask,
     full,
+    head_scales,
     pack_masks,
     prefix_lm,
     qk_norm,
@@ -92,14 +94,17 @@ __all__ = [
     "from_radix",
     "from_sparse",
     "full",
+    "head_scales",
     "hook_instructions",
     "merge_states",
     "pack_masks",
     "prefix_lm",
     "qk_norm",
+    "quantize_e4m3",
     "register_template",
     "relative_bias",
     "rope",
+    "rotate_heads",
     "sigmoid_attention",
     "single_decode",
     "single_prefill",

@@ -48,7 +48,8 @@ class BatchAttention:
         num_kv_heads: KV heads; divides num_qo_heads.
         head_dim: elements of a query and key row.
         head_dim_vo: elements of a value and output row; default head_dim.
-        dtype: of q, k, v and out: torch.bfloat16 or torch.float16 (on the CPU also torch.float32).
+        dtype: of q, k, v and out: torch.bfloat16 or torch.float16 (on the CPU also torch.float32);
+            or of q, k and v: torch.float8_e4m3fn, on Hopper, with out in bfloat16 (docs/fp8.md).
         variant: "full", "causal", "sliding_window", "soft_cap" or a `Variant`. Causal is
             bottom-right aligned: the last query of a request sees its last key.
         sm_scale: softmax scale; default 1 / sqrt(head_dim).
@@ -361,6 +362,7 @@ class BatchAttention:
         scalars: Mapping[str, float | int] | None = None,
         tensors: Mapping[str, torch.Tensor] | None = None,
         sm_scale: float | None = None,
+        v_scale: float | None = None,
     ) -> Any:
         """Attention of the planned step, for one layer.
 
@@ -385,6 +387,7 @@ class BatchAttention:
                 which keys are read (e.g. window_left: plan again), and not for live ones.
             tensors: the variant's tensors, where they are others than planned.
             sm_scale: another softmax scale than that of the object, e.g. times a scale of the keys.
+            v_scale: factor of e4m3 values.
 
         Returns:
             out, or (out, lse) if return_lse or lse is given. Rows that see no key: out 0, lse -inf,
@@ -403,10 +406,12 @@ class BatchAttention:
                 raise TypeError("k is a pair (k, v) and v is given too; it takes one of the two")
             k, v = k
         values = self._parameters.planned
-        if scalars is not None or tensors is not None or sm_scale is not None:
+        if not (scalars is None and tensors is None and sm_scale is None and v_scale is None):
             if sm_scale is not None:
                 checks.scale("sm_scale", sm_scale)
-            values = self._parameters.over(self._step, scalars or {}, tensors, sm_scale)
+            if v_scale is not None:
+                self._shape.check_v_scale(v_scale)
+            values = self._parameters.over(self._step, scalars or {}, tensors, sm_scale, v_scale)
         if (return_lse or lse is not None) and not self._shape.variant.softmax:
             raise ValueError(
                 f"{'lse is given' if lse is not None else 'return_lse is True'}, but variant"
@@ -426,7 +431,7 @@ class BatchAttention:
             if all(found[name] is value for name, value in given.items()):
                 raise
             found |= {"return_lse": return_lse, "scalars": scalars, "tensors": tensors}
-            return self.run(**found, sm_scale=sm_scale)
+            return self.run(**found, sm_scale=sm_scale, v_scale=v_scale)
         return out if lse is None else (out, lse)
 
     def trace(

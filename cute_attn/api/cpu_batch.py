@@ -172,6 +172,7 @@ class CpuBatch:
             scalars=parameters.scalars,
             tensors=parameters.tensors or None,
             layout=shape.kv_layout,
+            v_scale=1.0 if parameters.v_scale is None else parameters.v_scale,
         )
         out[:rows] = torch.from_numpy(result).to(out.dtype)
         if lse is not None:

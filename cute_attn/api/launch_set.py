@@ -18,8 +18,8 @@ from cute_attn.api.launches import cost_of
 from cute_attn.api.parameters import Parameters
 from cute_attn.api.shape import BatchShape
 from cute_attn.api.step import AnyStep
-from cute_attn.api.words import words, words_of_kv
 from cute_attn.api.tensor_maps import grouped_kv_map, kv_map, page_groups, q_map
+from cute_attn.api.words import words, words_of_kv
 from cute_attn.codegen.kernels import merge_grid
 from cute_attn.codegen.smem_tile import SWIZZLE_ROWS
 from cute_attn.codegen.spec import KernelSpec

@@ -31,6 +31,7 @@ class Parameters(dict[str, float | int]):
         missing: a tensor that it has and that was not given, or None.
         tables: memory of the tables of ranges, or None.
         softmax_scale: what query times key is multiplied with.
+        v_scale: what values are multiplied with; None: kernels know no such factor.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Parameters(dict[str, float | int]):
         if v_scale is not None:
             self["v_scale"] = v_scale
         self.scalars, self.tensors, self.missing = scalars, tensors or {}, missing
-        self.softmax_scale = softmax_scale
+        self.softmax_scale, self.v_scale = softmax_scale, v_scale
         self.tables: torch.Tensor | None = None
         for name, x in self.tensors.items():
             self[name] = x.data_ptr()
@@ -60,6 +61,7 @@ def bind(
     tensors: Mapping[str, torch.Tensor] | None,
     step: AnyStep,
     sm_scale: float | None = None,
+    v_scale: float | None = None,
 ) -> Parameters:
     """Checks the parameters of a variant for one step.
 
@@ -69,6 +71,7 @@ def bind(
         tensors: by name. None: those that the variant captured; if it has others, they are missing.
         step: how far indices can reach.
         sm_scale: another softmax scale than that of `shape`.
+        v_scale: factor of e4m3 values; default 1.
 
     Raises:
         TypeError, ValueError: a tensor is unknown or missing, of a wrong dtype, shape or device.
@@ -81,7 +84,7 @@ def bind(
         scalars,
         scales=scales_of(variant, scale, scalars),
         softmax_scale=scale,
-        v_scale=1.0 if shape.is_fp8 else None,
+        v_scale=(1.0 if v_scale is None else v_scale) if shape.is_fp8 else None,
     )
     if not variant.tensors and not tensors:
         return made()

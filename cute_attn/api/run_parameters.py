@@ -36,10 +36,11 @@ class RunParameters:
         tensors: Mapping[str, torch.Tensor] | None,
         scalars: dict[str, float | int] | None = None,
         sm_scale: float | None = None,
+        v_scale: float | None = None,
     ) -> Parameters:
         """As `parameters.bind`; `scalars`: others than those of the step."""
         values = step.scalars if scalars is None else scalars
-        parameters = bind(self._shape, values, tensors, step, sm_scale)
+        parameters = bind(self._shape, values, tensors, step, sm_scale, v_scale)
         self._take(parameters)
         return parameters
 
@@ -56,13 +57,14 @@ class RunParameters:
         scalars: Mapping[str, float | int],
         tensors: Mapping[str, torch.Tensor] | None,
         sm_scale: float | None = None,
+        v_scale: float | None = None,
     ) -> Parameters:
         """Planned parameters overlaid; without tensors the same object for the same values.
 
         Raises:
             TypeError, ValueError, IndexError: see `BatchAttention.run`.
         """
-        key = (sm_scale, *sorted(scalars.items()))
+        key = (sm_scale, v_scale, *sorted(scalars.items()))
         found = self._overrides.get(key) if tensors is None else None
         if found is None:
             variant, planned = self._shape.variant, self.planned
@@ -79,7 +81,7 @@ class RunParameters:
                     f" {planned.scalars}); give them to plan()"
                 )
             given = {**planned.tensors, **(tensors or {})} or None
-            found = self.bind(step, given, values, sm_scale)
+            found = self.bind(step, given, values, sm_scale, v_scale)
             if tensors is None:
                 self._overrides[key] = found
         return found

@@ -122,6 +122,14 @@ class BatchShape:
             raise ValueError(f"q has {q.shape[0]} rows; planned for qo_indptr[-1] = {q_rows}")
         checks.vector_rows("q", q)
 
+    def check_v_scale(self, v_scale: float) -> None:
+        """Raises unless it is a positive number, of e4m3 values."""
+        if not self.is_fp8:
+            raise ValueError(
+                f"v_scale is {v_scale}, but dtype is {self.dtype}; it is for {checks.E4M3}"
+            )
+        checks.scale("v_scale", v_scale)
+
     def check_out(self, out: torch.Tensor, q_tokens: int) -> None:
         """Raises unless out is (q_tokens, num_qo_heads, head_dim_vo)."""
         dims = (

@@ -27,6 +27,7 @@ BUILT_IN = (
     "custom_mask",
     "tree_mask",
     "attention_sinks",
+    "head_scales",
     "sigmoid_attention",
     "rope",
     "qk_norm",

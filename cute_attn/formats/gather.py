@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 
 
 def as_numpy(x: Any) -> Array:
-    """A CPU tensor or NumPy array as NumPy; bfloat16 and float8, which NumPy lacks, become float32."""
+    """A CPU tensor or NumPy array as NumPy; bfloat16 and float8, which it lacks, become float32."""
     if isinstance(x, np.ndarray):
         return x
     if hasattr(x, "detach"):

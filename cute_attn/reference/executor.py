@@ -41,6 +41,7 @@ def execute(
     tensors: Mapping[str, Any] | None = None,
     layout: str = "NHD",
     dtype: Any = np.float32,
+    v_scale: float = 1.0,
 ) -> tuple[Array, Array]:
     """Runs `plan`.
 
@@ -55,6 +56,7 @@ def execute(
         tensors: the variant's tensors, arrays or CPU tensors.
         layout: "NHD" or "HND".
         dtype: float32 or float64, of the arithmetic and the output.
+        v_scale: factor of the values.
 
     Returns:
         out (q_tokens, num_qo_heads, head_dim_vo) and lse (q_tokens, num_qo_heads), natural log,
@@ -65,6 +67,7 @@ def execute(
         ValueError: the arrays do not fit the plan or the format.
     """
     run = _Run(plan, q, k, v, kv_format, variant, sm_scale, scalars, tensors, layout, dtype)
+    run.v_scale = run.dtype.type(v_scale)
     blocks = range(run.walker.num_blocks)
     # Request by request, so that each one's keys are gathered once; items do not depend on order.
     items = sorted(item for block in blocks for item in run.walker.items(block))
@@ -107,6 +110,7 @@ class _Run:
         self._check()
         scale = self.views.head_dim_qk**-0.5 if sm_scale is None else sm_scale
         self.sm_scale = self.dtype.type(scale)
+        self.v_scale = self.dtype.type(1)
         head_dim_vo = self.views.head_dim_vo
         # NaN shows what nobody wrote.
         self.out = np.full((*self.q.shape[:2], head_dim_vo), np.nan, self.dtype)
@@ -180,6 +184,7 @@ class _Run:
                 q_idx=q_idx[:, None],
                 kv_idx=kv_idx[None, :],
             )
+            out = out * self.v_scale
             if item.slot < 0:
                 self._finish(request, token, head, out, lse2)
             else:

@@ -178,6 +178,24 @@ def attention_sinks() -> Variant:
     return Variant("sinks", row_state=attention_sinks, params=[sink])
 
 
+def head_scales() -> Variant:
+    """Every query head has a factor of its scores and one of its output: scales of quantised
+    queries, keys and values, whose products with the numbers are what was meant.
+
+    Reads tensors `score_scale` (scale of q times scale of k) and `value_scale`, both (query
+    heads,). The log-sum-exp is that of the scaled scores.
+    """
+
+    def of_scores(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, *, score_scale: Any) -> Any:
+        return score * score_scale[h]
+
+    def of_values(out: Any, b: Any, h: Any, q_idx: Any, d: Any, *, value_scale: Any) -> Any:
+        return out * value_scale[h]
+
+    scales = [Tensor(name, "f32", 1, "(query heads,)") for name in ("score_scale", "value_scale")]
+    return Variant("head_scales", logits=of_scores, output=of_values, params=scales)
+
+
 def sigmoid_attention(keys: int) -> Variant:
     """Weights are sigmoid(score + sigmoid_bias), and nothing normalises them (FlashSigmoid:
     Ramapuram et al., "Theory, Analysis, and Best Practices for Sigmoid Self-Attention", 2024).

@@ -18,7 +18,7 @@ from cute_attn.api.fixed_kernels import FixedKernels
 from cute_attn.api.launches import Part, parts_of
 from cute_attn.scheduler.constants import H200
 
-NOMINAL_SECTIONS = ("A", "A16", "H", "M")
+NOMINAL_SECTIONS = ("A", "A16", "F", "H", "M")
 """Sections whose causal cases count half of the square, as the peers' dense rows do."""
 GRAPH_SECTIONS = ("C", "D", "T", "K", "Q", "X", "SL")
 """Sections compared by `us_graph`, the time of a run within a replayed CUDA graph."""
@@ -56,7 +56,7 @@ class Case:
         is_causal: causal, else full.
         window: with is_causal: keys that a row sees at most, its own among them; None: all.
         value_dim: head_dim of values and outputs, where it is another.
-        dtype: "bf16" or "fp16".
+        dtype: "bf16", "fp16" or "e4m3".
     """
 
     sec: str
@@ -121,8 +121,9 @@ class Case:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of K and V in 16-bit elements."""
-        return 2 * (self.head_dim + self.head_dim_vo) * self.num_kv_heads * sum(self.kv_lens)
+        """Bytes of K and V."""
+        size = 1 if self.dtype == "e4m3" else 2
+        return size * (self.head_dim + self.head_dim_vo) * self.num_kv_heads * sum(self.kv_lens)
 
     def spec(self, arch: str, schedule: str | None = None) -> KernelSpec:
         """The kernel that serves it on a device of `arch`; of another `schedule` if given.

@@ -1,6 +1,7 @@
 """Prefill cases: dense, paged, windows, MLA's head dims, chunks, head dims between, and pages.
 
-Sections A, B, W, M and K are the peers'; A16, H and P are compared with ourselves.
+Sections A, B, W, M and K are the peers'; A16, H and P are compared with ourselves, F with what is
+published.
 """
 
 from __future__ import annotations
@@ -43,6 +44,15 @@ def prefill_fp16() -> list[Case]:
         replace(case, sec="A16", dtype="fp16")
         for case in prefill_dense()
         if max(case.q_lens) == 4096 or (case.head_dim, max(case.q_lens)) == (128, 16384)
+    ]
+
+
+def prefill_fp8() -> list[Case]:
+    """Section F: the cases of section A from 1k tokens on, q, k and v in e4m3."""
+    return [
+        replace(case, sec="F", dtype="e4m3")
+        for case in prefill_dense()
+        if max(case.q_lens) in (1024, 4096, 8192, 16384)
     ]
 
 
@@ -117,6 +127,7 @@ def prefill() -> list[Case]:
     return [
         *prefill_dense(),
         *prefill_fp16(),
+        *prefill_fp8(),
         *prefill_paged(),
         *windows(),
         *latent_prefill(),

@@ -36,6 +36,7 @@ from cute_attn.hopper import FEW_ROWS
 from cute_attn.scheduler.constants import H200
 from tests.gpu import (
     dual_chunk,
+    fp8,
     function_cases,
     levels,
     own_template,
@@ -149,6 +150,7 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
     specs += invariant_kernels(arch)
     for cases in (
         variant_cases, row_cases, function_cases, own_template, dual_chunk, tuning_cases, sparse,
+        fp8,
     ):  # fmt: skip
         specs += cases.kernels(arch)
     if arch == "sm_90a":  # see test_rising, test_neighbours, test_queries
