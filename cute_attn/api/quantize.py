@@ -1,5 +1,5 @@
-"""Tensors in e4m3 for `BatchAttention(dtype=torch.float8_e4m3fn)`: scales, and a rotation that evens
-out outliers.
+"""Tensors in e4m3 for `BatchAttention(dtype=torch.float8_e4m3fn)`: scales, and a rotation that
+spreads outliers.
 """
 
 from __future__ import annotations
@@ -81,4 +81,5 @@ def _rotation(dim: int, seed: int) -> torch.Tensor:
     while hadamard.shape[0] < dim:
         top = torch.cat([hadamard, hadamard], 1)
         hadamard = torch.cat([top, torch.cat([hadamard, -hadamard], 1)])
-    return signs[:, None] * hadamard * dim**-0.5
+    rotation: torch.Tensor = signs[:, None] * hadamard * dim**-0.5
+    return rotation

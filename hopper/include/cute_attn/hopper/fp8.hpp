@@ -1,8 +1,8 @@
 // Products of e4m3 tiles, and the transpose that one of them asks for.
 //
 // A row of D e4m3 numbers is a row of D / 2 words of 16 bits: copies, layouts and operands that are
-// K-major do not see the difference. `wgmma` takes 8-bit operands K-major only, so V (keys, head_dim)
-// is turned into V^T (head_dim, keys) on its way from the copies to the consumers.
+// K-major do not see the difference. `wgmma` takes 8-bit operands K-major only, so V (keys,
+// head_dim) is turned into V^T (head_dim, keys) on its way from the copies to the consumers.
 #pragma once
 
 #include <cute_attn/hopper/tile_copy.hpp>
@@ -73,8 +73,8 @@ struct TransposedProducts {
   }
 };
 
-// Byte offset of the first 16-byte piece of row `row` of a tile, and from there of piece `piece`: the
-// swizzle is an XOR of the bits that the row leaves free.
+// Byte offset of the first 16-byte piece of row `row` of a tile, and from there of piece `piece`:
+// the swizzle is an XOR of the bits that the row leaves free.
 template <class Layout>
 CUTE_DEVICE constexpr uint32_t row_offset(int row) {
   constexpr int kPieces = Layout::kPanel / 8;  // of a row of a panel
@@ -105,9 +105,9 @@ struct Transpose {
       }
       __syncwarp();
     }
-    uint32_t const v =
-        cute::cast_smem_ptr_to_uint(from) + row_offset<LayoutV>(warp * 32 + lane);
-    // Rows of V^T: the even columns, then the odd ones; of each sixteen keys, then the other sixteen.
+    uint32_t const v = cute::cast_smem_ptr_to_uint(from) + row_offset<LayoutV>(warp * 32 + lane);
+    // Rows of V^T: the even columns, then the odd ones; of each sixteen keys, then the other
+    // sixteen.
     uint32_t const row = row_offset<LayoutVT>(lane % 8 * 2 + lane / 16);
     uint32_t const vt =
         cute::cast_smem_ptr_to_uint(to) + piece_of<LayoutVT>(row, warp * 2 + lane / 8 % 2);

@@ -1,9 +1,9 @@
 // `LazySoftmax` whose probabilities are e4m3.
 //
-// e4m3 reaches from 2^-9 to 448. A reference three binades below the maximum of an item's first block
-// leaves later scores six of room before one stands out, and the 2^-9 of the largest probability
-// below which bits are lost; what lies under 2^-13 of it is zero. The bits of a probability that are
-// lost are lost to the output alone: the sum is taken before rounding.
+// e4m3 reaches from 2^-9 to 448. A reference three binades below the maximum of an item's first
+// block leaves later scores six of room before one stands out, and the 2^-9 of the largest
+// probability below which bits are lost; what lies under 2^-13 of it is zero. The bits of a
+// probability that are lost are lost to the output alone: the sum is taken before rounding.
 #pragma once
 
 #include <cute_attn/hopper/fp8.hpp>
