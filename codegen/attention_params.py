@@ -78,7 +78,7 @@ _TRACE = (
 )
 
 
-_V_SCALE = (Field("v_scale", "f32", "factor of the values"),)
+_V_SCALE = (Field("e4m3_v_scale", "f32", "factor of the values"),)
 
 
 def attention_params(

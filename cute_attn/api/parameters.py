@@ -45,7 +45,7 @@ class Parameters(dict[str, float | int]):
     ) -> None:
         super().__init__(scalars, sm_scale=scales[0], scale_log2=scales[1])
         if v_scale is not None:
-            self["v_scale"] = v_scale
+            self["e4m3_v_scale"] = v_scale
         self.scalars, self.tensors, self.missing = scalars, tensors or {}, missing
         self.softmax_scale, self.v_scale = softmax_scale, v_scale
         self.tables: torch.Tensor | None = None
