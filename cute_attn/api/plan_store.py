@@ -50,14 +50,17 @@ class PlanStore:
         self.uploaded: torch.cuda.Event | None = None
 
     def table_place(self, plan: Plan, step: Step) -> int:
-        """Where in the buffer `write` puts the page table; 0 for ragged KV.
+        """Where kernels read the page table after `write`; 0 for ragged KV.
 
         Raises:
             ValueError: a capacity is exceeded.
         """
         if step.page_table is None:
             return 0
-        pages = int(_flat(step.page_table).shape[0])
+        table = _flat(step.page_table)
+        if step.kv_format.table_stays:
+            return int(table.data_ptr())
+        pages = int(table.shape[0])
         buffer = self._reserve(plan.layout.num_blocks, plan.num_requests, pages)
         return buffer.address + 4 * self._table_at
 
