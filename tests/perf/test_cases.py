@@ -57,8 +57,8 @@ def test_names() -> None:
     assert len(names) == len(every)
     counts = {sec: sum(case.sec == sec for case in every) for sec in {case.sec for case in every}}
     assert counts == {
-        "A": 36, "A16": 8, "B": 9, "W": 6, "M": 4, "K": 8, "H": 24, "P": 8, "C": 102, "T": 16,
-        "Q": 5, "X": 3,
+        "A": 36, "A16": 8, "F": 24, "B": 9, "W": 6, "M": 4, "K": 8, "H": 24, "P": 8, "C": 102,
+        "T": 16, "Q": 5, "X": 3,
     }  # fmt: skip
 
 
@@ -121,8 +121,8 @@ def test_every_case_with_a_kernel_is_compiled_beforehand(arch: str) -> None:
         except UnsupportedSpecError:
             without.add(case.sec)
     assert names <= {spec.name for spec in cases.all_specs(arch)}
-    assert len(names) < 50
-    assert without <= {"H", "M"}
+    assert len(names) < 60
+    assert without <= ({"F", "H", "M"} if arch == "sm_80" else {"H", "M"})
 
 
 def test_specs_of_a_section() -> None:
