@@ -16,7 +16,13 @@ import torch.utils.dlpack
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 E4M3 = torch.float8_e4m3fn
 KERNEL_DTYPES = {**DTYPE_NAMES, E4M3: "e4m3"}
-"""Of q, k and v of attention kernels; those of E4M3 write bf16."""
+"""Of q, k and v of attention kernels; see `out_dtype`."""
+
+
+def out_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of outputs for queries of a dtype."""
+    return torch.bfloat16 if dtype == E4M3 else dtype
+
 
 VECTOR_BYTES = 16
 """Kernels load rows in pieces of 16 bytes, so addresses and strides are multiples of it."""

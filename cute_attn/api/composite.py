@@ -76,6 +76,11 @@ class CompositeAttention:
         self._plain = BatchAttention(*self._sizes, variant=variant, **options)
         shape = self._plain._shape
         _check_variant(shape.variant)
+        if shape.is_fp8:
+            raise TypeError(
+                f"dtype is {shape.dtype}; levels take torch.bfloat16 or torch.float16, in which"
+                " their results are merged"
+            )
         self._shape = shape
         self._looks_up = needs_look_up(shape.variant)
         self._by_row: BatchAttention | None = None  # where positions have to be looked up

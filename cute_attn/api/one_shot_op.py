@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from cute_attn.api import checks
 from cute_attn.api.one_shot import attention
 from cute_attn.api.torch_ops import LIBRARY, implement, refuse_gradients
 
@@ -60,7 +61,8 @@ def _attention_fake(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     refuse_gradients(q=q, k=k, v=v)
     lse = q.new_empty(q.shape[:-1] if return_lse else 0, dtype=torch.float32)
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), lse
+    dtype = checks.out_dtype(q.dtype)
+    return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype), lse
 
 
 implement("attention", _attention, _attention_fake)

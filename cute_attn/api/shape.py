@@ -94,7 +94,7 @@ class BatchShape:
     @property
     def out_dtype(self) -> torch.dtype:
         """Of out: that of q, bfloat16 if that is e4m3."""
-        return torch.bfloat16 if self.is_fp8 else self.dtype
+        return checks.out_dtype(self.dtype)
 
     @property
     def group(self) -> int:

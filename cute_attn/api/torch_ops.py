@@ -148,7 +148,8 @@ def _forward_fake(
     batch = _of(handle)
     rows = (q.shape[0], batch.num_qo_heads)
     lse = q.new_empty(rows if return_lse else 0, dtype=torch.float32)
-    return q.new_empty((*rows, batch.head_dim_vo)), lse
+    dtype = checks.out_dtype(q.dtype)
+    return q.new_empty((*rows, batch.head_dim_vo), dtype=dtype), lse
 
 
 def _merge_states_fake(v: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,10 +16,11 @@ class Arch(str, Enum):
 
 
 class Dtype(str, Enum):
-    """Element type of q, k, v and out."""
+    """Element type of q, k and v; and of out, which is bf16 for e4m3."""
 
     BF16 = "bf16"
     FP16 = "fp16"
+    E4M3 = "e4m3"
 
 
 class Schedule(str, Enum):

@@ -18,7 +18,8 @@ VALUES = (
     "tokens", "heads", "token_stride", "head_stride", "pages", "rows", "page_stride", "row_stride",
     "page_groups", "groups", "box_rows",
 )  # fmt: skip
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+"""Of bundles, and how tensor maps call them."""
 _LEAST_STRIDE = 16  # bytes; what TMA takes where a stride says nothing
 _L2_PROMOTION = 128
 
@@ -83,7 +84,7 @@ def _recipe(
         field=f"{tensor}_map",
         tensor=tensor,
         page_groups=page_groups,
-        dtype=_DTYPES[spec.dtype],
+        dtype=DTYPES[spec.dtype],
         element_bytes=2,
         swizzle=panel_columns(head_dim) * ELEMENT_BYTES,
         l2_promotion=_L2_PROMOTION,

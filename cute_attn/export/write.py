@@ -25,6 +25,7 @@ from cute_attn.export.describe import PLAN_FORMAT, WORKSPACE, attention_entry, m
 from cute_attn.export.errors import BundleError
 from cute_attn.export.manifest import ABI_VERSION, FORMAT, File, Kernel, Manifest, dump
 from cute_attn.export.problems import cells_of, problem_entry
+from cute_attn.export.recipes import DTYPES
 from cute_attn.runtime import CompiledKernel, CompileError, compile_many
 from cute_attn.scheduler import BUILT_IN, Constants
 from cute_attn.scheduler.constants_file import read_file
@@ -77,6 +78,11 @@ def export_bundle(
     asked = list(dict.fromkeys(product(problems, schedules)))
     if not asked:
         raise BundleError("problems is empty; a bundle takes at least one")
+    for problem, _ in asked:
+        if problem.dtype not in DTYPES:
+            raise BundleError(
+                f"a problem has dtype {problem.dtype!r}; bundles take {', '.join(DTYPES)}"
+            )
     cells = {pair: cells_of(*pair) for pair in asked}
     entries = tuple(problem_entry(*pair, found) for pair, found in cells.items())
     specs = list(dict.fromkeys(cell.spec for found in cells.values() for cell in found))

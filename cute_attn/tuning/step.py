@@ -98,6 +98,10 @@ class TuneStep:
     scalars: tuple[tuple[str, float], ...] = ()
     value_dim: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.dtype not in ("bf16", "fp16"):
+            raise ValueError(f"dtype is {self.dtype!r}; tuning takes 'bf16' or 'fp16'")
+
     @property
     def group(self) -> int:
         """Query heads per KV head."""

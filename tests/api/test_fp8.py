@@ -8,16 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cute_attn import (
     BatchAttention,
+    BundleError,
+    CompositeAttention,
     PagedKV,
+    Problem,
     RaggedKV,
     causal,
+    export_bundle,
     head_scales,
     quantize_e4m3,
     rotate_heads,
 )
+from cute_attn.tuning.step import TuneStep
 from tests import oracle
 
 E4M3 = torch.float8_e4m3fn
@@ -153,6 +159,26 @@ def test_a_rotation_keeps_scores_and_evens_out_outliers() -> None:
 def test_bad_input(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_what_takes_no_e4m3(tmp_path: Any) -> None:
+    with pytest.raises(TypeError, match=r"dtype is torch.float8_e4m3fn; levels take"):
+        CompositeAttention(HEADS, KV_HEADS, DIM, dtype=E4M3, device="cpu")
+    with pytest.raises(BundleError, match="dtype 'e4m3'; bundles take bf16, fp16"):
+        export_bundle(tmp_path / "b", [Problem("sm_90a", "e4m3", 128, 128, 4, causal(), 16)])
+    with pytest.raises(ValueError, match="dtype is 'e4m3'; tuning takes"):
+        TuneStep("x", (1,), (1,), 4, 2, 64, dtype="e4m3")
+
+
+def test_operators_know_the_dtype_of_the_output() -> None:
+    batch, q, k, v = one_request()
+    batch.plan([0, 7], RaggedKV([0, 40]))
+    operator = torch.ops.cute_attn.forward
+    real = operator(batch.handle, q, k, v, True)
+    with FakeTensorMode() as mode:
+        fake = operator(batch.handle, *map(mode.from_tensor, (q, k, v)), True)
+    for a, b in zip(real, fake, strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
 
 
 def test_what_run_refuses() -> None:
