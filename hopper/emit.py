@@ -24,7 +24,7 @@ from cute_attn.codegen.smem_tile import padded_columns
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
 from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
 from cute_attn.codegen.vector_hooks import vector_hooks, vector_reasons
-from cute_attn.hopper import fp8_tiles, tiles
+from cute_attn.hopper import equations, fp8_tiles, tiles
 from cute_attn.hopper.delays import expand, with_delays
 from cute_attn.variants import Variant
 
@@ -50,14 +50,14 @@ def supports(spec: KernelSpec) -> list[str]:
         return reasons
     if of_vectors := vector_reasons(spec.variant, *dims):
         return reasons + of_vectors
-    if spec.dtype == tiles.E4M3:
+    if spec.dtype == equations.E4M3:
         reasons += fp8_tiles.variant_reasons(spec.variant)
         if spec.loader == "gather" and not q_by_tma(spec):
             reasons.append(
                 f"group is {spec.group} and pages are no multiple of 16 tokens: no warp is left"
                 " that transposes V"
             )
-    return reasons + tiles.tile_reasons(spec.tile, *dims, spec.variant, dtype=spec.dtype)
+    return reasons + equations.tile_reasons(spec.tile, *dims, spec.variant, dtype=spec.dtype)
 
 
 def _extended_widths(tile_kv: int, head_dim_vo: int) -> str:
@@ -88,13 +88,13 @@ def params_of(spec: KernelSpec) -> ParameterBlock:
         variant=spec.variant,
         fused_merge=spec.fuses_merge,
         trace=spec.trace,
-        v_scale=spec.dtype == tiles.E4M3,
+        v_scale=spec.dtype == equations.E4M3,
     )
 
 
 def _is_padded(spec: KernelSpec) -> bool:
     """Whether shared memory holds more columns than a head has."""
-    if spec.dtype == tiles.E4M3:
+    if spec.dtype == equations.E4M3:
         return False
     return any(padded_columns(dim) != dim for dim in (spec.head_dim_qk, spec.head_dim_vo))
 
@@ -153,12 +153,12 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         cpp_band(variant.band, variant.scalars) if variant.band_is_mask else (None, None)
     )
     element, mma_type = _ELEMENTS[spec.dtype]
-    fp8 = spec.dtype == tiles.E4M3
+    fp8 = spec.dtype == equations.E4M3
     params = params_of(spec)
     vectors = vector_hooks(variant, spec.head_dim_qk, spec.head_dim_vo)
     copied = [("q_copied", "kStagesQ")] if vectors else []
     dims = (spec.head_dim_qk, spec.head_dim_vo)
-    stages_k = tiles.key_stages(tile, *dims, variant)
+    stages_k = equations.key_stages(tile, *dims, variant)
     longer_k = stages_k > tile.stages
     stages = {x: f"kStages{x.upper()}" if longer_k else "kStages" for x in _ROLE_OF}
     copied += [(f"{x}_copied", stages[x]) for x, role in _ROLE_OF.items() if role in vectors.roles]
@@ -167,8 +167,8 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     names = [name for name, _ in copied]
     landed = {x: f"{x}_copied" if f"{x}_copied" in names else f"{x}_full" for x in "qkv"}
     gather, q_tma = spec.loader == "gather", q_by_tma(spec)
-    smem_bytes = tiles.smem_bytes(tile, *dims, variant, dtype=spec.dtype)
-    q_bytes, k_bytes, v_bytes = tiles.tile_bytes(tile, *dims, variant, dtype=spec.dtype)
+    smem_bytes = equations.smem_bytes(tile, *dims, variant, dtype=spec.dtype)
+    q_bytes, k_bytes, v_bytes = equations.tile_bytes(tile, *dims, variant, dtype=spec.dtype)
     skips = variant.block_test is not None
     flat = flat_hooks(variant, mask=not variant.band_is_mask)
     flat_left, flat_right = cpp_band(flat.band, variant.scalars)
@@ -177,7 +177,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         spec=spec,
         element=element,
         mma_type=mma_type,
-        consumers=tiles.consumers(tile, variant, dtype=spec.dtype),
+        consumers=equations.consumers(tile, variant, dtype=spec.dtype),
         fp8=fp8,
         transposers=fp8_tiles.transposers(tile) if fp8 else 0,
         v_free="v_taken" if fp8 else "v_empty",
@@ -207,7 +207,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         in_ring_v=".v" if longer_k else "",
         at={"k": "ring", "v": "ring.v" if longer_k else "ring"},
         landed=landed,
-        transformer_registers=tiles.transformer_registers(tile) if vectors or fp8 else 0,
+        transformer_registers=equations.transformer_registers(tile) if vectors or fp8 else 0,
         # Arrivals when Q, and K or V, have landed.
         arrivals_q=1 if q_tma else "kCopyThreads + 1" if gather else "kThreadsQ",
         arrivals_kv="kCopyThreads" if gather else 1,

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from cute_attn.ampere.tiles import DECODE, bytes_in_flight, tile_reasons
 from cute_attn.codegen.spec import KernelSpec, Tile
-from cute_attn.hopper import tiles as hopper
+from cute_attn.hopper import equations as hopper
+from cute_attn.hopper.tiles import HOOK_REGISTERS
 
 _MOST_STAGES = 6
 _MOST_HOPPER_STAGES = 4  # of more than one consumer warpgroup: more bring nothing
@@ -42,7 +43,7 @@ def _hopper(spec: KernelSpec) -> Iterator[Tile]:
     if variant.vector_hooks:  # their table follows from registers alone
         return
     need = hopper.MASK_REGISTERS if variant.mask else hopper.WORKING_REGISTERS
-    need = hopper.HOOK_REGISTERS if variant.logits else need
+    need = HOOK_REGISTERS if variant.logits else need
     for number, (producer, consumer) in _HOPPER_REGISTERS.items():
         if number == 3 and spec.loader != "ragged":  # page numbers take more than 32 registers
             continue

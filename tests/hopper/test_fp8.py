@@ -10,7 +10,7 @@ import pytest
 from cute_attn import KernelSpec, Problem, UnsupportedSpecError, Variant, choose
 from cute_attn.api.dispatch import emit, supports
 from cute_attn.hopper import fp8_tiles
-from cute_attn.hopper.tiles import E4M3, fragment_registers, smem_bytes, tile_reasons
+from cute_attn.hopper.equations import E4M3, fragment_registers, smem_bytes, tile_reasons
 from cute_attn.variants import causal, full, rope, sigmoid_attention
 
 

@@ -7,19 +7,16 @@ from dataclasses import replace
 import pytest
 
 from cute_attn.codegen.spec import Tile
-from cute_attn.hopper.tiles import (
-    FEW_ROWS,
+from cute_attn.hopper.equations import (
     consumers,
-    default_tile,
     fragment_registers,
-    head_dims,
     key_stages,
-    long_keys,
     smem_bytes,
     tile_bytes,
     tile_reasons,
     transformer_registers,
 )
+from cute_attn.hopper.tiles import FEW_ROWS, default_tile, head_dims, long_keys
 from cute_attn.variants import (
     Variant,
     causal,
