@@ -10,6 +10,7 @@ import torch
 
 from cute_attn import BatchAttention, RaggedKV, Variant, attention
 from cute_attn.variants import Hook, builtin, positions
+from tests.gpu import fp8
 from tests.gpu.score_cases import (
     BIAS,
     SLOPES,
@@ -53,9 +54,11 @@ def test_every_format(name: str, phase: str, page_size: int | None) -> None:
 
 
 def test_every_built_in_is_among_them() -> None:
-    """Each public one, by the name that its variants have."""
+    """Each public one, by the name that its variants have; or among the cases of e4m3, for which
+    `head_scales` is."""
     needs = {"alibi": (HEADS,), "relative_bias": (16,), "sigmoid_attention": (LONGEST,)}
     run = {CASES[name].variant.name for name, _, _ in EVERYWHERE}
+    run |= {fp8.VARIANTS[case.variant].name for case in fp8.CASES}
     for module in (builtin, positions):
         for name, function in inspect.getmembers(module, inspect.isfunction):
             if function.__module__ == module.__name__ and not name.startswith("_"):
