@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from cute_attn.variants import Variant
 
-DTYPES = ("bf16", "fp16", "e4m3")
+E4M3 = "e4m3"
+DTYPES = ("bf16", "fp16", E4M3)
 LOADERS = ("ragged", "paged", "gather")
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
 TRACED = ("hopper_tile", "ampere_tile", "ampere_decode")
@@ -24,6 +25,11 @@ BLOCK_SMEM = {
 }  # fmt: skip
 """Bytes of shared memory that a block may use (CUDA programming guide, compute capabilities)."""
 _FP16_MAX = 65504
+
+
+def element_bytes(dtype: str) -> int:
+    """Bytes of an element of q, k and v of a dtype."""
+    return 1 if dtype == E4M3 else 2
 
 
 def has_dependent_launch(arch: str) -> bool:
@@ -113,6 +119,11 @@ class KernelSpec:
     trace: bool = field(default=False, repr=False)
 
     @property
+    def element_bytes(self) -> int:
+        """Of q, k and v."""
+        return element_bytes(self.dtype)
+
+    @property
     def fuses_merge(self) -> bool:
         """Whether the kernel itself merges split tiles, so that no merge kernel follows it."""
         return self.schedule in ("ampere_decode", "hopper_tile")
@@ -147,9 +158,9 @@ class KernelSpec:
             reasons.append(f"arch is {self.arch!r}; known: {', '.join(ARCHS)}")
         if self.dtype not in DTYPES:
             reasons.append(f"dtype is {self.dtype!r}; known: {', '.join(DTYPES)}")
-        if self.dtype == "e4m3" and self.schedule != "hopper_tile":
+        if self.dtype == E4M3 and self.schedule != "hopper_tile":
             reasons.append(
-                f"dtype is 'e4m3'; {self.schedule!r} has no such products, only 'hopper_tile' has"
+                f"dtype is {E4M3!r}; {self.schedule!r} has no such products, only 'hopper_tile' has"
             )
         if self.loader not in LOADERS:
             reasons.append(f"loader is {self.loader!r}; known: {', '.join(LOADERS)}")

@@ -22,7 +22,7 @@ from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.smem_tile import padded_columns
 from cute_attn.codegen.source import INCLUDE_DIR, GeneratedKernel
-from cute_attn.codegen.spec import KernelSpec, UnsupportedSpecError
+from cute_attn.codegen.spec import E4M3, KernelSpec, UnsupportedSpecError
 from cute_attn.codegen.vector_hooks import vector_hooks, vector_reasons
 from cute_attn.hopper import equations, fp8_tiles, tiles
 from cute_attn.hopper.delays import expand, with_delays
@@ -32,7 +32,7 @@ SCHEDULE = "hopper_tile"
 _HERE = Path(__file__).parent
 _COMMON_WIDTHS = {8, 16, 32, 64, 96, 128, 192, 256}  # wgmma N in CuTe's main header
 _MAX_BOX = 256  # elements of a TMA box per dimension
-_ELEMENTS = {"bf16": ("bf16", "BF16"), "fp16": ("fp16", "F16"), "e4m3": ("bf16", "E4M3")}
+_ELEMENTS = {"bf16": ("bf16", "BF16"), "fp16": ("fp16", "F16"), E4M3: ("bf16", "E4M3")}
 """Of the output, which is what 16-bit words of q, k and v are called as well; of the products."""
 
 
@@ -50,9 +50,10 @@ def supports(spec: KernelSpec) -> list[str]:
         return reasons
     if of_vectors := vector_reasons(spec.variant, *dims):
         return reasons + of_vectors
-    if spec.dtype == equations.E4M3:
+    if spec.dtype == E4M3:
         reasons += fp8_tiles.variant_reasons(spec.variant)
-        if spec.loader == "gather" and not q_by_tma(spec):
+        by_producer = fp8_tiles.transposers(spec.tile) == 1
+        if by_producer and spec.loader == "gather" and not q_by_tma(spec):
             reasons.append(
                 f"group is {spec.group} and pages are no multiple of 16 tokens: no warp is left"
                 " that transposes V"
@@ -88,13 +89,13 @@ def params_of(spec: KernelSpec) -> ParameterBlock:
         variant=spec.variant,
         fused_merge=spec.fuses_merge,
         trace=spec.trace,
-        v_scale=spec.dtype == equations.E4M3,
+        v_scale=spec.dtype == E4M3,
     )
 
 
 def _is_padded(spec: KernelSpec) -> bool:
     """Whether shared memory holds more columns than a head has."""
-    if spec.dtype == equations.E4M3:
+    if spec.dtype == E4M3:
         return False
     return any(padded_columns(dim) != dim for dim in (spec.head_dim_qk, spec.head_dim_vo))
 
@@ -153,7 +154,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         cpp_band(variant.band, variant.scalars) if variant.band_is_mask else (None, None)
     )
     element, mma_type = _ELEMENTS[spec.dtype]
-    fp8 = spec.dtype == equations.E4M3
+    fp8 = spec.dtype == E4M3
     params = params_of(spec)
     vectors = vector_hooks(variant, spec.head_dim_qk, spec.head_dim_vo)
     copied = [("q_copied", "kStagesQ")] if vectors else []

@@ -9,12 +9,11 @@ same time, and Q (head_dim_qk / 4) with `q_in_registers`. Of e4m3: fp8_tiles.py.
 from __future__ import annotations
 
 from cute_attn.codegen.smem_tile import SmemTile, padded_columns
-from cute_attn.codegen.spec import Tile
+from cute_attn.codegen.spec import E4M3, Tile, element_bytes
 from cute_attn.codegen.vector_hooks import turns_bytes
 from cute_attn.hopper import fp8_tiles
 from cute_attn.variants import Variant
 
-E4M3 = "e4m3"
 SMEM_PER_BLOCK = 232_448  # bytes a block may use on sm_90
 REGISTERS_PER_SM = 65_536
 WORKING_REGISTERS = 32  # addresses, row references and sums, loop state: beside the fragments
@@ -79,8 +78,7 @@ def tile_bytes(
 def bytes_in_flight(tile: Tile, head_dim_qk: int, head_dim_vo: int, *, dtype: str = "bf16") -> int:
     """Bytes of K and V that a block's copies have on their way while it computes on one stage of
     each."""
-    size = 1 if dtype == E4M3 else 2
-    return (tile.stages - 1) * tile.kv * (head_dim_qk + head_dim_vo) * size
+    return (tile.stages - 1) * tile.kv * (head_dim_qk + head_dim_vo) * element_bytes(dtype)
 
 
 def key_stages(

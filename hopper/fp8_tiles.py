@@ -13,9 +13,6 @@ from cute_attn.codegen.smem_tile import SmemTile, padded_columns
 from cute_attn.codegen.spec import Tile
 from cute_attn.variants import Variant
 
-WORKING_REGISTERS = 40
-"""Of a consumer thread, beside the fragments."""
-
 # Two consumer warpgroups, one that produces, one that transposes: 40 + 72 + 2 * 200 registers of
 # the 512 that threads of four warpgroups are launched with together.
 _BASE = Tile(

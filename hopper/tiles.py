@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from cute_attn.codegen.spec import Tile
+from cute_attn.codegen.spec import E4M3, Tile
 from cute_attn.codegen.vector_hooks import sums_before_pairs
 from cute_attn.hopper import fp8_tiles
 from cute_attn.hopper.equations import (
-    E4M3,
     MASK_REGISTERS,
     WORKING_REGISTERS,
     fragment_registers,

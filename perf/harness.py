@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from cute_attn import BatchAttention, KernelSpec, PagedKV, RaggedKV, build
+from cute_attn.api import checks
 from perf import joining, records
 from perf.cases import Case
 
@@ -92,8 +93,7 @@ def prepare(
     dtype = DTYPES[case.dtype]
 
     def normal(*shape: int) -> torch.Tensor:
-        wide = torch.bfloat16 if case.dtype == "e4m3" else dtype
-        x = torch.empty(shape, dtype=wide, device=device)
+        x = torch.empty(shape, dtype=checks.out_dtype(dtype), device=device)  # e4m3 has no normal_
         return x.normal_(generator=generator).to(dtype)
 
     q = normal(sum(case.q_lens), case.num_qo_heads, case.head_dim)
@@ -128,8 +128,7 @@ def prepare(
     rows = indptr(case.q_lens)
     wrapper.plan(rows, kv_format, scalars=case.scalars)
     plan_us = host_us(lambda i: wrapper.plan(rows, kv_format, scalars=case.scalars), 20)
-    out_dtype = torch.bfloat16 if case.dtype == "e4m3" else dtype
-    out = q.new_empty(*q.shape[:2], case.head_dim_vo, dtype=out_dtype)
+    out = q.new_empty(*q.shape[:2], case.head_dim_vo, dtype=checks.out_dtype(dtype))
     return Prepared(case, wrapper, q, out, caches, pages, plan_us)
 
 
@@ -186,7 +185,8 @@ def relative_error(prepared: Prepared, out: torch.Tensor) -> float:
         own = slice(starts[request], starts[request + 1])
         k, v = keys_of(prepared, request)
         positions = at + kv_len - q_len
-        want = reference(prepared.q[own].float()[at], k, v, positions, case.is_causal, case.window)
+        rows_of_q = prepared.q[own].float()[at]  # e4m3 knows no indexing by tensors
+        want = reference(rows_of_q, k, v, positions, case.is_causal, case.window)
         difference += float((out[own][at] - want).square().sum())
         size += float(want.square().sum())
     if bool(out.isnan().any()):

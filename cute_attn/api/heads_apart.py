@@ -28,7 +28,11 @@ def heads_apart(
     if max_requests is not None and kv.num_requests * heads > max_requests:
         return None
     cost = CostModel.for_kernel(
-        shape.head_dim_qk, shape.head_dim_vo, schedule="hopper_tile", constants=constants
+        shape.head_dim_qk,
+        shape.head_dim_vo,
+        schedule="hopper_tile",
+        element_bytes=shape.dtype.itemsize,
+        constants=constants,
     )
     gpu, group = constants.gpu, shape.group
     if not pays_by_head(step.requests, num_kv_heads=heads, group=group, cost=cost, gpu=gpu):

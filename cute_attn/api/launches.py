@@ -12,7 +12,7 @@ from cute_attn import hopper
 from cute_attn.api.dispatch import Problem, choose, costs_of, geometry, is_long, tiles_per_sm
 from cute_attn.api.side_by_side import SideBySide
 from cute_attn.api.step import Step, make_step
-from cute_attn.codegen.spec import KernelSpec
+from cute_attn.codegen.spec import E4M3, KernelSpec
 from cute_attn.formats import RaggedKV
 from cute_attn.scheduler import (
     BUILT_IN,
@@ -29,14 +29,9 @@ from cute_attn.scheduler import (
 )
 
 
-def element_bytes(spec: KernelSpec) -> int:
-    """Bytes of an element of K and V."""
-    return 1 if spec.dtype == "e4m3" else 2
-
-
 def loop_rate(spec: KernelSpec) -> float:
     """Of the loop over KV blocks, against that of the same head dims in 16 bits."""
-    return hopper.e4m3_rate(spec.head_dim_qk) if spec.dtype == "e4m3" else 1.0
+    return hopper.e4m3_rate(spec.head_dim_qk) if spec.dtype == E4M3 else 1.0
 
 
 def cost_of(spec: KernelSpec, constants: Constants = BUILT_IN) -> CostModel:
@@ -45,7 +40,7 @@ def cost_of(spec: KernelSpec, constants: Constants = BUILT_IN) -> CostModel:
         spec.head_dim_qk,
         spec.head_dim_vo,
         schedule=costs_of(spec.schedule),
-        element_bytes=element_bytes(spec),
+        element_bytes=spec.element_bytes,
         rate=loop_rate(spec),
         blocks_per_sm=spec.tile.blocks_per_sm,
         constants=constants,
@@ -59,7 +54,7 @@ def timing_of(spec: KernelSpec, constants: Constants = BUILT_IN) -> Timing:
         spec.head_dim_vo,
         schedule=costs_of(spec.schedule),
         loader=spec.loader,
-        element_bytes=element_bytes(spec),
+        element_bytes=spec.element_bytes,
         rate=loop_rate(spec),
         blocks_per_sm=spec.tile.blocks_per_sm,
         constants=constants,

@@ -25,23 +25,24 @@ def quantize_e4m3(
 
     Returns:
         numbers of x's shape, at most 448 in size, rounded to the nearest; and the scale: a float
-        (which waits for the device), or (heads,) float32. A tensor or head of zeros has scale 1.
+        (which waits for the device), or (heads,) float32: that of the finite numbers, 1 if there
+        are none but zeros. NaN stays NaN, and infinities become 448.
 
     Raises:
         TypeError, ValueError: x is no floating tensor of three dimensions.
     """
-    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
-        kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
-        raise TypeError(f"x is a {kind}; it takes a floating tensor")
+    _floating(x)
     if x.dim() != 3:
         raise ValueError(f"x has shape {tuple(x.shape)}; it takes (tokens, heads, head_dim)")
     wide = x.float()
-    top = wide.new_zeros(x.shape[1]) if x.shape[0] == 0 else wide.abs().amax(dim=(0, 2))
+    finite = wide.abs().nan_to_num(nan=0.0, posinf=0.0)
+    top = finite.amax(dim=(0, 2)) if len(x) else wide.new_zeros(x.shape[1])
     if not per_head:
         top = top.amax() if top.numel() else wide.new_zeros(())
-    scale = torch.where(top > 0, top / E4M3_MAX, torch.ones_like(top))
+    least = torch.finfo(torch.float32).tiny  # a quotient may be smaller, and then 0
+    scale = torch.where(top > 0, (top / E4M3_MAX).clamp(min=least), torch.ones_like(top))
     divisor = scale[:, None] if per_head else scale
-    # Division may round beyond the end, where the cast gives NaN.
+    # A quotient may be rounded beyond the end, where the cast gives NaN.
     numbers = (wide / divisor).clamp(-E4M3_MAX, E4M3_MAX).to(checks.E4M3)
     return numbers, scale if per_head else float(scale)
 
@@ -64,17 +65,15 @@ def rotate_heads(x: torch.Tensor, *, seed: int = 0) -> torch.Tensor:
     Raises:
         TypeError, ValueError: naming the argument.
     """
-    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
-        kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
-        raise TypeError(f"x is a {kind}; it takes a floating tensor")
+    _floating(x)
     dim = int(x.shape[-1]) if x.dim() else 0
     if dim < 1 or dim & (dim - 1):
         raise ValueError(f"x has shape {tuple(x.shape)}; the last size must be a power of two")
-    return (x.float() @ _rotation(dim, seed).to(x.device)).to(x.dtype)
+    return (x.float() @ _rotation(dim, seed, x.device)).to(x.dtype)
 
 
 @lru_cache(maxsize=16)
-def _rotation(dim: int, seed: int) -> torch.Tensor:
+def _rotation(dim: int, seed: int, device: torch.device) -> torch.Tensor:
     """(dim, dim) float32, orthogonal."""
     signs = torch.randint(0, 2, (dim,), generator=torch.Generator().manual_seed(seed)) * 2 - 1
     hadamard = torch.ones(1, 1)
@@ -82,4 +81,11 @@ def _rotation(dim: int, seed: int) -> torch.Tensor:
         top = torch.cat([hadamard, hadamard], 1)
         hadamard = torch.cat([top, torch.cat([hadamard, -hadamard], 1)])
     rotation: torch.Tensor = signs[:, None] * hadamard * dim**-0.5
-    return rotation
+    return rotation.to(device)
+
+
+def _floating(x: torch.Tensor) -> None:
+    """Raises TypeError unless x is a floating tensor."""
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+        kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+        raise TypeError(f"x is a {kind}; it takes a floating tensor")

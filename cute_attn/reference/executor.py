@@ -66,8 +66,9 @@ def execute(
     Raises:
         ValueError: the arrays do not fit the plan or the format.
     """
-    run = _Run(plan, q, k, v, kv_format, variant, sm_scale, scalars, tensors, layout, dtype)
-    run.v_scale = run.dtype.type(v_scale)
+    run = _Run(
+        plan, q, k, v, kv_format, variant, sm_scale, scalars, tensors, layout, dtype, v_scale
+    )
     blocks = range(run.walker.num_blocks)
     # Request by request, so that each one's keys are gathered once; items do not depend on order.
     items = sorted(item for block in blocks for item in run.walker.items(block))
@@ -94,6 +95,7 @@ class _Run:
         tensors: Mapping[str, Any] | None,
         layout: str,
         dtype: Any,
+        v_scale: float,
     ) -> None:
         self.plan, self.kv_format, self.variant = plan, kv_format, variant
         self.walker = walker = WorkWalker(plan.view)
@@ -110,7 +112,7 @@ class _Run:
         self._check()
         scale = self.views.head_dim_qk**-0.5 if sm_scale is None else sm_scale
         self.sm_scale = self.dtype.type(scale)
-        self.v_scale = self.dtype.type(1)
+        self.v_scale = self.dtype.type(v_scale)
         head_dim_vo = self.views.head_dim_vo
         # NaN shows what nobody wrote.
         self.out = np.full((*self.q.shape[:2], head_dim_vo), np.nan, self.dtype)

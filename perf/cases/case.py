@@ -16,6 +16,7 @@ from cute_attn import KernelSpec, Problem, Variant, causal, choose, full, slidin
 from cute_attn.api.dispatch import is_long, tiles_per_sm
 from cute_attn.api.fixed_kernels import FixedKernels
 from cute_attn.api.launches import Part, parts_of
+from cute_attn.codegen.spec import element_bytes
 from cute_attn.scheduler.constants import H200
 
 NOMINAL_SECTIONS = ("A", "A16", "F", "H", "M")
@@ -122,8 +123,12 @@ class Case:
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V."""
-        size = 1 if self.dtype == "e4m3" else 2
-        return size * (self.head_dim + self.head_dim_vo) * self.num_kv_heads * sum(self.kv_lens)
+        return (
+            element_bytes(self.dtype)
+            * (self.head_dim + self.head_dim_vo)
+            * self.num_kv_heads
+            * sum(self.kv_lens)
+        )
 
     def spec(self, arch: str, schedule: str | None = None) -> KernelSpec:
         """The kernel that serves it on a device of `arch`; of another `schedule` if given.

@@ -121,6 +121,17 @@ def test_zeros_and_no_tokens_have_scale_one() -> None:
     assert quantize_e4m3(torch.zeros(0, 2, 8), per_head=True)[1].tolist() == [1, 1]
 
 
+def test_numbers_that_are_not_finite_or_tiny() -> None:
+    x = torch.ones(2, 1, 4)
+    x[0, 0, 0], x[1, 0, 1], x[1, 0, 2] = math.nan, math.inf, -math.inf
+    numbers8, scale = quantize_e4m3(x)
+    back = numbers8.float()
+    assert scale == pytest.approx(1 / 448) and bool(back[0, 0, 0].isnan())
+    assert back[1, 0].tolist() == [448, 448, -448, 448]
+    tiny, scale = quantize_e4m3(torch.full((2, 1, 4), 1e-44))
+    assert bool(tiny.float().isfinite().all()) and scale > 0
+
+
 def test_a_rotation_keeps_scores_and_evens_out_outliers() -> None:
     """One number in a thousand is ten times the others (FlashAttention-3, section 4.3): what
     rounding queries and keys does to the output is less than half."""

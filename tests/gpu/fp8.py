@@ -64,6 +64,8 @@ CASES = [
     *(Fp8Case(dim, 1, 64, "full") for dim in (64, 128, 256)),
     Fp8Case(128, 5, 0, "window"),
     Fp8Case(128, 7, 16, "causal"),
+    Fp8Case(128, 7, 3, "causal"),
+    Fp8Case(256, 5, 16, "causal"),
     Fp8Case(128, 2, 0, "soft cap"),
     Fp8Case(128, 2, 0, "sinks"),
     Fp8Case(128, 2, 0, "head scales"),

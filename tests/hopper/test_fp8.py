@@ -13,6 +13,10 @@ from cute_attn.hopper import fp8_tiles
 from cute_attn.hopper.equations import E4M3, fragment_registers, smem_bytes, tile_reasons
 from cute_attn.variants import causal, full, rope, sigmoid_attention
 
+GATHER_256: dict[str, object] = {
+    "loader": "gather", "group": 5, "tile": fp8_tiles.default_tile(256, 256),
+}  # fmt: skip
+
 
 def spec_of(
     dim: int = 128, group: int = 4, page: int | None = None, variant: Variant | None = None
@@ -76,7 +80,10 @@ def test_the_order_of_keys_is_that_of_the_scores() -> None:
         ({"head_dim_qk": 96, "head_dim_vo": 96}, "known: (64, 64), (128, 128), (256, 256)"),
         ({"variant": causal() & rope()}, "transforms vectors"),
         ({"variant": causal() & sigmoid_attention(100)}, "has no softmax"),
-        ({"loader": "gather", "group": 5}, "no warp is left that transposes V"),
+        (
+            {"head_dim_qk": 256, "head_dim_vo": 256, **GATHER_256},
+            "no warp is left that transposes V",
+        ),
     ],
 )
 def test_what_is_refused(change: dict[str, object], reason: str) -> None:
