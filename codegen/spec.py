@@ -124,9 +124,14 @@ class KernelSpec:
         return element_bytes(self.dtype)
 
     @property
+    def latent(self) -> bool:
+        """Whether values are the first columns of the keys, and kernels read those alone."""
+        return self.schedule == "hopper_mla"
+
+    @property
     def fuses_merge(self) -> bool:
         """Whether the kernel itself merges split tiles, so that no merge kernel follows it."""
-        return self.schedule in ("ampere_decode", "hopper_tile")
+        return self.schedule in ("ampere_decode", "hopper_tile", "hopper_mla")
 
     @property
     def runs_beside(self) -> bool:

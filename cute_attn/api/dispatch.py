@@ -10,6 +10,9 @@
                                                               half the rows if no request has more
     sm_80, sm_86, sm_89, sm_90                                ampere_decode / ampere_tile
 
+Head dims (576, 512), the latent form of multi-head latent attention, have a kernel of their own on
+sm_90a, hopper_mla, and none elsewhere.
+
 Where the Hopper kernel has no row in its table for the head dims, ampere_tile for sm_90 is taken.
 Schedules of users (`register_template`) are taken by their names only.
 """
@@ -40,9 +43,11 @@ FEW_TILES = max(ampere.TILES_PER_SM)
 """Query tiles per SM up to which decode steps take kernels of larger blocks."""
 
 HOPPER_TILE = "hopper_tile"
+HOPPER_MLA = "hopper_mla"
 AMPERE_TILE = "ampere_tile"
 AMPERE_DECODE = "ampere_decode"
-BUILT_IN_SCHEDULES = (HOPPER_TILE, AMPERE_TILE, AMPERE_DECODE)
+_HOPPER = (HOPPER_TILE, HOPPER_MLA)
+BUILT_IN_SCHEDULES = (HOPPER_TILE, HOPPER_MLA, AMPERE_TILE, AMPERE_DECODE)
 
 VARIANTS = {
     "full": full(),
@@ -90,7 +95,7 @@ def named_variant(variant: str | Variant) -> Variant:
 def emitter_arch(device_arch: str, schedule: str) -> str:
     """What a schedule is compiled for on a device: the Ampere kernels need no "a" features."""
     own = REGISTERED.get(schedule)
-    if schedule == HOPPER_TILE or (own is not None and device_arch in own.archs):
+    if schedule in _HOPPER or (own is not None and device_arch in own.archs):
         return device_arch
     return {"sm_90a": "sm_90", "sm_87": "sm_86"}.get(device_arch, device_arch)
 
@@ -103,12 +108,16 @@ def known_schedules() -> tuple[str, ...]:
 def costs_of(schedule: str) -> str:
     """The built-in schedule whose costs and times a schedule has."""
     own = REGISTERED.get(schedule)
+    if schedule == HOPPER_MLA:
+        return HOPPER_TILE  # whose tables have a row for its head dims
     return schedule if own is None else own.costs_like
 
 
 def schedules(problem: Problem, rows: int | None) -> list[str]:
     """Schedules to try in this order for requests of at most `rows` packed query rows; None: any
     number."""
+    if (problem.head_dim_qk, problem.head_dim_vo) == hopper.mla.HEAD_DIMS:
+        return [HOPPER_MLA]
     tile = [HOPPER_TILE, AMPERE_TILE] if problem.arch == "sm_90a" else [AMPERE_TILE]
     return tile if rows is None or rows > SMALL_ROWS else [AMPERE_DECODE, *tile]
 
@@ -154,7 +163,7 @@ def spec_for(
     Raises:
         UnsupportedSpecError: there is none; the reasons say why.
     """
-    if schedule == HOPPER_TILE:
+    if schedule in _HOPPER:
         if problem.page_size is None:
             loader = "ragged"
         else:
@@ -273,6 +282,8 @@ def default_tile(
             dtype=dtype,
         )
     dims = (head_dim_qk, head_dim_vo)
+    if schedule == HOPPER_MLA:
+        return hopper.mla.default_tile(*dims)
     try:
         return ampere.tiles(
             arch,
@@ -300,11 +311,16 @@ def geometry(spec: KernelSpec, num_kv_heads: int, band: tuple[int, int]) -> Geom
     )
 
 
+def _emitter(spec: KernelSpec) -> Any:
+    """What has `supports` and `emit` of a built-in schedule."""
+    return {HOPPER_TILE: hopper, HOPPER_MLA: hopper.mla}.get(spec.schedule, ampere)
+
+
 def supports(spec: KernelSpec) -> list[str]:
     """Reasons why no kernel can be generated for `spec`, one line each; empty = it can."""
     if spec.schedule in REGISTERED:
         return REGISTERED[spec.schedule].reasons(spec)
-    return hopper.supports(spec) if spec.schedule == HOPPER_TILE else ampere.supports(spec)
+    return _emitter(spec).supports(spec)
 
 
 def emit(spec: KernelSpec) -> GeneratedKernel:
@@ -315,7 +331,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     """
     if spec.schedule in REGISTERED:
         return REGISTERED[spec.schedule].emit(spec)
-    return hopper.emit(spec) if spec.schedule == HOPPER_TILE else ampere.emit(spec)
+    return _emitter(spec).emit(spec)
 
 
 def bytes_in_flight(spec: KernelSpec) -> int | None:
@@ -326,6 +342,8 @@ def bytes_in_flight(spec: KernelSpec) -> int | None:
     if spec.schedule == HOPPER_TILE:
         dims = (spec.head_dim_qk, spec.head_dim_vo)
         return hopper.bytes_in_flight(spec.tile, *dims, dtype=spec.dtype)
+    if spec.schedule == HOPPER_MLA:
+        return hopper.mla.bytes_in_flight(spec.tile)
     return ampere.bytes_in_flight(spec.schedule, spec.tile, spec.head_dim_qk)
 
 

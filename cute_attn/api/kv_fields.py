@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cute_attn.codegen.attention_params import page_division
 from cute_attn.formats import KVViews
 
@@ -19,3 +21,20 @@ def page_fields(page_size: int) -> dict[str, int]:
     """The size of pages, and what divides by it."""
     magic, shift = page_division(page_size)
     return {"page_size": page_size, "page_magic": magic, "page_shift": shift}
+
+
+def latent_views(views: KVViews) -> KVViews:
+    """Keys of the latent kernel: `k` their rotary columns, which follow those that are values.
+
+    Raises:
+        ValueError: v is not the first columns of k.
+    """
+    dim = views.v.shape[-1]
+    values = views.k[..., :dim]
+    same = values.data_ptr() == views.v.data_ptr() or values.numel() == 0
+    if not same or views.k_strides != views.v_strides:
+        raise ValueError(
+            f"v is no view of k; with head dims ({views.k.shape[-1]}, {dim}) it takes"
+            f" k[..., :{dim}]: keys are read once"
+        )
+    return replace(views, k=views.k[..., dim:])

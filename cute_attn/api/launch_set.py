@@ -13,7 +13,7 @@ from cute_attn.api import checks, dispatch
 from cute_attn.api.arguments import Arguments, FieldWriter
 from cute_attn.api.kernel import Kernel, merge_of
 from cute_attn.api.kernel_source import COMPILED, KernelSource
-from cute_attn.api.kv_fields import page_fields, stride_fields
+from cute_attn.api.kv_fields import latent_views, page_fields, stride_fields
 from cute_attn.api.launches import cost_of
 from cute_attn.api.parameters import Parameters
 from cute_attn.api.shape import BatchShape
@@ -225,6 +225,10 @@ class LaunchSet:
         v_address = v_address or k_address + known.v_offset
         if not k_address or (k_address | v_address) % checks.VECTOR_BYTES:
             return False
+        if self.spec.latent:
+            if v_address != k_address:
+                return False
+            k_address += self.spec.head_dim_vo * self.spec.element_bytes
         address = binding.arguments.address
         ctypes.memmove(address, known.arguments.address, self._params.size)
         if "k_map" in self._params.offsets:
@@ -252,7 +256,9 @@ class LaunchSet:
     def _fill(self, binding: Binding, views: KVViews, paging: Paging, spare: int) -> None:
         """Writes everything of an argument block but rows and parameters."""
         shape, arguments = self._shape, binding.arguments
-        views = words_of_kv(views)
+        binding.v_offset = views.v.data_ptr() - views.k.data_ptr()
+        binding.capacity = int(views.k.shape[0])
+        views = latent_views(views) if self.spec.latent else words_of_kv(views)
         arguments.set(num_kv_heads=shape.num_kv_heads)
         if views.page_size:
             arguments.set(
@@ -268,8 +274,6 @@ class LaunchSet:
             arguments.set(beside=int(self._beside))
         if self._trace is not None:
             arguments.set(trace_words=self._trace.address, trace_items=self._trace.max_items)
-        binding.v_offset = views.v.data_ptr() - views.k.data_ptr()
-        binding.capacity = int(views.k.shape[0])
         binding.paging = paging
         binding.parameters = None
 

@@ -21,7 +21,7 @@ def q_map(q: torch.Tensor, group: int, tile_q: int) -> TensorMapSpec:
 
     Args:
         q: (q_tokens, num_qo_heads, head_dim), strided.
-        group: query heads per KV head, a divisor of tile_q.
+        group: query heads per KV head, a divisor of tile_q or a multiple.
         tile_q: packed query rows of a tile.
     """
     tokens, heads, dim = q.shape
@@ -35,7 +35,7 @@ def q_map(q: torch.Tensor, group: int, tile_q: int) -> TensorMapSpec:
             q.stride(1) * size if heads > 1 and tokens else 16,
             q.stride(0) * size if tokens > 1 else 16,
         ),
-        box=(panel_columns(dim), group, tile_q // group),
+        box=(panel_columns(dim), min(group, tile_q), max(tile_q // group, 1)),
         swizzle=panel_columns(dim) * ELEMENT_BYTES,
     )
 

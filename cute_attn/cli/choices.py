@@ -27,6 +27,7 @@ class Schedule(str, Enum):
     """Kernel family."""
 
     HOPPER_TILE = "hopper_tile"
+    HOPPER_MLA = "hopper_mla"
     AMPERE_TILE = "ampere_tile"
     AMPERE_DECODE = "ampere_decode"
 

@@ -114,6 +114,8 @@ _PLAN_COSTS: Table[PlanCosts] = {
         192: PlanCosts(tile_ns=4000, masked_ns=300, efficiency=0.95),
         # 1.9 us per 80 keys. One stage of Q, of 64 KB, and as much to write.
         256: PlanCosts(tile_ns=6000, masked_ns=300, efficiency=0.92),
+        # The latent kernel (hopper_mla): Q of 72 KB, 64 KB to write, and nothing of the next item.
+        576: PlanCosts(tile_ns=7000, masked_ns=300, efficiency=0.80),
     },
     # mma.sync: 1k and 4k keys at two blocks per SM, 6 us + 46 us per 1k keys at head_dim 128. The
     # diagonal blocks are no dearer than others where softmax is not what is waited for.
@@ -171,6 +173,7 @@ _TIMES: Table[KernelTimes] = {
         128: _hopper(1.6, 0.43, 0.935),
         192: _hopper(2.75, 0.4, 0.998),
         256: _hopper(5.2, 1.0, 1.03),
+        576: _hopper(7.0, 0.3, 0.80),
     },
     "ampere_tile": {  # A at head_dim 128; the others' rates: perf/NOTES.md, run 4
         64: _ampere(3.0, 0.08, 0.42),

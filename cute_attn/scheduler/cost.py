@@ -62,6 +62,7 @@ class CostModel:
         *,
         schedule: str = "ampere_decode",
         element_bytes: int = 2,
+        latent: bool = False,
         rate: float = 1.0,
         blocks_per_sm: int = 1,
         constants: Constants = BUILT_IN,
@@ -72,6 +73,7 @@ class CostModel:
             head_dim_qk, head_dim_vo: elements.
             schedule: kernel family, as in the kernel's spec.
             element_bytes: of K and V.
+            latent: values are columns of the keys, and are not read again.
             rate: of the loop over KV blocks, against that of 16-bit elements.
             blocks_per_sm: resident blocks that share one SM's tensor cores and bandwidth.
             constants: of the GPU.
@@ -85,7 +87,7 @@ class CostModel:
         fixed = 1 / blocks_per_sm if reads else blocks_per_sm
         sm_flops_per_ps = gpu.tflops * family.efficiency * rate / gpu.sms / blocks_per_sm
         sm_bytes_per_ps = gpu.read_gbps / gpu.sms / blocks_per_sm / 1000
-        key_bytes = (head_dim_qk + head_dim_vo) * element_bytes
+        key_bytes = (head_dim_qk + (0 if latent else head_dim_vo)) * element_bytes
         return cls(
             tile_ns=round(family.tile_ns * fixed),
             masked_ns=round(family.masked_ns * fixed),

@@ -57,6 +57,7 @@ class Timing:
         schedule: str = "ampere_decode",
         loader: str = "ragged",
         element_bytes: int = 2,
+        latent: bool = False,
         rate: float = 1.0,
         blocks_per_sm: int = 1,
         constants: Constants = BUILT_IN,
@@ -67,6 +68,7 @@ class Timing:
             head_dim_qk, head_dim_vo: elements.
             schedule, loader: of the kernel, as in its spec.
             element_bytes: of K and V.
+            latent: values are columns of the keys, and are not read again.
             rate: of the loop over KV blocks, against that of 16-bit elements.
             blocks_per_sm: resident blocks that share one SM's tensor cores and bandwidth.
             constants: of the GPU.
@@ -96,7 +98,7 @@ class Timing:
             partial_row_ps=row_bytes * gpu.sms * blocks_per_sm / gpu.read_gbps * 1000,
             merge_us=times.merge_us,
             merge_row_ps=row_bytes / gpu.sm_read_gbps * 1000,
-            key_bytes=(head_dim_qk + head_dim_vo) * element_bytes,
+            key_bytes=(head_dim_qk + (0 if latent else head_dim_vo)) * element_bytes,
         )
 
     @classmethod
