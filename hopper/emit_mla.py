@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cute_attn.abi import ParameterBlock
 from cute_attn.codegen.attention_params import attention_params
-from cute_attn.codegen.hooks import cpp_band, cpp_row_hooks, number_lines
+from cute_attn.codegen.hooks import cpp_band, number_lines
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import GeneratedKernel
@@ -84,8 +84,10 @@ def variant_reasons(variant: Variant) -> list[str]:
 
 
 def q_by_tma(spec: KernelSpec) -> bool:
-    """Whether a tile of queries is a box: whole tokens, or a whole part of one."""
-    return spec.tile.q % spec.group == 0 or spec.group % spec.tile.q == 0
+    """Whether a tile of queries is boxes: whole tokens, or a whole part of one; of eight rows, in
+    which the swizzle repeats, or a multiple."""
+    rows = min(spec.group, spec.tile.q)
+    return rows % 8 == 0 and (spec.tile.q % rows == 0 and spec.group % rows == 0)
 
 
 def params_of(spec: KernelSpec) -> ParameterBlock:
@@ -123,11 +125,9 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         k_bytes=k_bytes,
         p_bytes=p_bytes,
         params_struct=cpp_struct(params),
-        row_hooks=cpp_row_hooks(variant),
         gather=spec.loader == "gather",
         paged=spec.loader != "ragged",
         q_tma=q_by_tma(spec),
-        box_tokens=max(tile.q // spec.group, 1),
         box_heads=min(tile.q, spec.group),
         band_left=band_left,
         band_right=band_right,

@@ -191,7 +191,9 @@ class LaunchSet:
         """Of tensors shaped like q; None if the kernel takes q by pointer and strides."""
         if "q_map" not in self._params.offsets:
             return None
-        return self._encoder(q_map(words(q), self.spec.group, self.spec.tile.q))
+        group, rows = self.spec.group, self.spec.tile.q
+        box = (min(group, rows), 1) if self.spec.latent else (group, rows // group)
+        return self._encoder(q_map(words(q), *box))
 
     def bind(
         self, k: torch.Tensor, v: torch.Tensor | None, step: AnyStep, paging: Paging, spare: int

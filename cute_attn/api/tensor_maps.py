@@ -3,7 +3,7 @@
 A map of K or V counts (head_dim, rows of a page, kv_heads, pages); ragged KV is one page. A TMA box
 is one panel of a shared-memory tile (`codegen.smem_tile`) wide and `box_rows` rows of one head
 high. Where the kernel's tiles lie by groups, boxes hold all columns (`grouped_kv_map`). A map of Q
-counts (head_dim, qo_heads, q_tokens); its box is a panel of all packed rows.
+counts (head_dim, qo_heads, q_tokens); its box is a panel of all packed rows, or of one token's.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ from cute_attn.runtime.tensor_map import TensorMapSpec
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
-def q_map(q: torch.Tensor, group: int, tile_q: int) -> TensorMapSpec:
+def q_map(q: torch.Tensor, heads: int, tokens: int) -> TensorMapSpec:
     """The map of Q, but for its address.
 
     Args:
         q: (q_tokens, num_qo_heads, head_dim), strided.
-        group: query heads per KV head, a divisor of tile_q or a multiple.
-        tile_q: packed query rows of a tile.
+        heads, tokens: of a box.
     """
-    tokens, heads, dim = q.shape
+    q_tokens, q_heads, dim = q.shape
     size = q.element_size()
     # The stride of a dimension of size 1 says nothing and may be anything; TMA still checks it. The
     # same holds for both if there are no tokens.
     return TensorMapSpec(
         dtype=_DTYPES[q.dtype],
-        dims=(dim, heads, max(tokens, 1)),
+        dims=(dim, q_heads, max(q_tokens, 1)),
         strides_bytes=(
-            q.stride(1) * size if heads > 1 and tokens else 16,
-            q.stride(0) * size if tokens > 1 else 16,
+            q.stride(1) * size if q_heads > 1 and q_tokens else 16,
+            q.stride(0) * size if q_tokens > 1 else 16,
         ),
-        box=(panel_columns(dim), min(group, tile_q), max(tile_q // group, 1)),
+        box=(panel_columns(dim), heads, tokens),
         swizzle=panel_columns(dim) * ELEMENT_BYTES,
     )
 

@@ -3,7 +3,9 @@
 //
 // A block of keys is (64, 576): nine panels of 64 columns. The first eight are its values as well.
 // They land in five groups, each with a barrier of its own, in the order in which the warpgroup that
-// owns the block multiplies them: the rotary panel, its own half of the values, the other half.
+// owns the block multiplies them: the rotary panel, its own half of the values (two groups), the
+// other half. Room for the other half comes late, when both warpgroups are through with the block, so
+// that of a block is brought behind the rotary panel of the next.
 #pragma once
 
 #include <cute_attn/hopper/items.hpp>
@@ -13,6 +15,7 @@
 #include <cute_attn/hopper/ring.hpp>
 #include <cute_attn/hopper/wgmma.hpp>
 #include <cute_attn/named_barrier.hpp>
+#include <cute_attn/opaque.hpp>
 
 namespace cute_attn {
 
@@ -47,14 +50,15 @@ struct LatentRing {
 // Stores the probabilities of a warpgroup, packed as an A operand, as a (64, 64) tile of one panel.
 template <class Element>
 CUTE_DEVICE void share_probabilities(uint32_t const (&p)[16], Element* tile) {
-  unsigned const lane = threadIdx.x % 32;
+  unsigned const thread = opaque(threadIdx.x);  // addresses are computed, not kept
+  int const lane = thread % 32, row = thread / 32 % 4 * 16 + lane % 16;
+  uint32_t const base = cute::cast_smem_ptr_to_uint(tile);
   CUTE_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    CUTE_UNROLL
-    for (int piece = 0; piece < 8; ++piece) {
-      Element* const to = tile + swizzled_offset<64, 64>(latent_row() + 8 * half, piece);
-      *reinterpret_cast<uint32_t*>(to + 2 * (lane % 4)) = p[2 * piece + half];
-    }
+  for (int i = 0; i < 4; ++i) {
+    uint32_t const to = base + 2 * swizzled_offset<64, 64>(row, 2 * i + lane / 16);
+    asm volatile("stmatrix.sync.aligned.x4.m8n8.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                 "r"(p[4 * i]), "r"(p[4 * i + 1]), "r"(p[4 * i + 2]), "r"(p[4 * i + 3])
+                 : "memory");
   }
   cutlass::arch::fence_view_async_shared();  // generic writes -> wgmma
 }
@@ -75,17 +79,23 @@ CUTE_DEVICE void issue_shared_pv(Operand p, Operand v, float (&out)[N]) {
 }
 
 // What this thread knows of its two rows: the reference exponent, which both warpgroups raise in
-// the order of blocks, and the sum of the probabilities of the blocks that its warpgroup owns.
+// the order of blocks, and the sum of the probabilities of the blocks that its warpgroup owns. As in
+// LazySoftmax, the maximum of a block is only looked for when its probabilities came out too large;
+// those of an item's first block always do.
 struct LatentRows {
-  static constexpr float kRoom = 8.f;  // a probability is at most 2^8
   // Below all scores, but finite: hidden scores (-inf) stay -inf less it.
   static constexpr float kNoKey = -3.4028235e38f;
+  static constexpr float kLargest = 32768.f;  // no probability is larger: fp16 ends at 65504
 
   float reference[2] = {kNoKey, kNoKey};
   float sum[2] = {0.f, 0.f};
+  bool exists[2];  // others hold anything, and nobody looks at them
 
-  // Raises references to `next`; true if one of the warp was lower, and then the output must be
-  // multiplied with rescale.
+  CUTE_DEVICE explicit LatentRows(int num_rows)
+      : exists{latent_row() < num_rows, latent_row() + 8 < num_rows} {}
+
+  // Raises references to `next`, none of which is lower; true if one of the warp was, and then the
+  // output must be multiplied with rescale.
   CUTE_DEVICE bool raise(float const (&next)[2], float (&rescale)[2]) {
     bool const raised = next[0] > reference[0] || next[1] > reference[1];
     CUTE_UNROLL
@@ -97,24 +107,40 @@ struct LatentRows {
     return __any_sync(0xffffffffu, raised);
   }
 
-  // What references become with these scores: a maximum that is out of range replaces the old one.
-  template <int N>
-  CUTE_DEVICE void follow(float const (&score)[N], float scale_log2, float (&next)[2]) const {
+  // Probabilities, packed for P V, and their sums.
+  template <class Element, int N>
+  CUTE_DEVICE void exponentiate(float const (&score)[N], float scale_log2, uint32_t (&p)[N / 2],
+                                float (&block_sum)[2]) const {
     CUTE_UNROLL
-    for (int row = 0; row < 2; ++row) {
-      float const top = quad_max(row_top(score, row)) * scale_log2;
-      next[row] = top > reference[row] + kRoom ? top : reference[row];
+    for (int i = 0; i < N / 2; ++i) {
+      float const reference = this->reference[i % 2];
+      float const low = exp2_approx(score[2 * i] * scale_log2 - reference);
+      float const high = exp2_approx(score[2 * i + 1] * scale_log2 - reference);
+      block_sum[i % 2] += low + high;
+      p[i] = pack<Element>(low, high);
     }
   }
 
-  // Scores become probabilities.
+  // Adds the sums of a block, unless one of the warp's is too large.
+  CUTE_DEVICE bool add(float const (&block_sum)[2]) {
+    bool const fits = (block_sum[0] <= kLargest || !exists[0]) &&
+                      (block_sum[1] <= kLargest || !exists[1]);
+    if (__any_sync(0xffffffffu, !fits)) return false;
+    sum[0] += block_sum[0];
+    sum[1] += block_sum[1];
+    return true;
+  }
+
+  // What references become with these scores: where the sum is too large, the maximum, each row for
+  // itself, whatever the others hold.
   template <int N>
-  CUTE_DEVICE void exponentiate(float (&score)[N], float scale_log2) {
+  CUTE_DEVICE void follow(float const (&score)[N], float scale_log2, float const (&block_sum)[2],
+                          float (&next)[2]) const {
     CUTE_UNROLL
-    for (int i = 0; i < N; ++i) {
-      int const row = i / 2 % 2;
-      score[i] = exp2_approx(score[i] * scale_log2 - reference[row]);
-      sum[row] += score[i];
+    for (int row = 0; row < 2; ++row) {
+      bool const grows = quad_max(block_sum[row] <= kLargest ? 0.f : 1.f) > 0.f;
+      float const top = fmaxf(quad_max(row_top(score, row) * scale_log2), reference[row]);
+      next[row] = grows ? top : reference[row];
     }
   }
 
