@@ -83,6 +83,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "cute_attn.api": (
         "BatchAttention",
+        "BatchMLA",
         "CompositeAttention",
         "Kernel",
         "Problem",
@@ -91,6 +92,7 @@ _HOMES = {
         "TuneStep",
         "Tuning",
         "append_paged_kv",
+        "append_paged_mla",
         "attention",
         "build",
         "choose",
@@ -152,6 +154,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "BatchAttention",
+    "BatchMLA",
     "BlockSparseKV",
     "BlockTableKV",
     "Bundle",
@@ -180,6 +183,7 @@ __all__ = [
     "__version__",
     "alibi",
     "append_paged_kv",
+    "append_paged_mla",
     "attention",
     "attention_sinks",
     "build",

@@ -8,6 +8,7 @@ from cute_attn.api.dispatch import Problem, choose, supports
 from cute_attn.api.flex import from_flex
 from cute_attn.api.hook_cost import hook_instructions
 from cute_attn.api.kernel import Kernel, build, warmup
+from cute_attn.api.mla import BatchMLA, append_paged_mla
 from cute_attn.api.one_shot import attention, single_decode, single_prefill
 from cute_attn.api.quantize import quantize_e4m3, rotate_heads
 from cute_attn.api.sparse_arrays import from_sparse, to_sparse
@@ -57,6 +58,7 @@ from cute_attn.variants import (
 
 __all__ = [
     "BatchAttention",
+    "BatchMLA",
     "BlockSparseKV",
     "BlockTableKV",
     "CompositeAttention",
@@ -82,6 +84,7 @@ __all__ = [
     "YarnScaling",
     "alibi",
     "append_paged_kv",
+    "append_paged_mla",
     "attention",
     "attention_sinks",
     "build",

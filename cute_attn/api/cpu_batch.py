@@ -57,7 +57,8 @@ class CpuBatch:
         self._max_requests = max_requests
         self._padded = cuda_graph
         self._batch_invariant = batch_invariant
-        key_bytes = (shape.head_dim_qk + shape.head_dim_vo) * shape.dtype.itemsize
+        values = 0 if shape.is_latent else shape.head_dim_vo
+        key_bytes = (shape.head_dim_qk + values) * shape.dtype.itemsize
         self._cost = replace(DEFAULT_COST, key_bytes=key_bytes)
         self._step: Step
         self.plan_of_step: Plan | None = None
@@ -160,6 +161,8 @@ class CpuBatch:
             shape.check_lse(lse, q.shape[0])
         views = shape.kv(step.kv_format, k, v)
         refuse_kv(step, int(views.k.shape[0]))
+        if views.k.shape[-1] < shape.head_dim_qk and v is not None:  # columns that are not in v
+            k = torch.cat((v, k), dim=-1)
         rows = step.q_rows
         result, result_lse = execute(
             self.plan_of_step,

@@ -24,17 +24,19 @@ def page_fields(page_size: int) -> dict[str, int]:
 
 
 def latent_views(views: KVViews) -> KVViews:
-    """Keys of the latent kernel: `k` their rotary columns, which follow those that are values.
+    """Latent rows in two: `v` their first columns, which are the values, `k` the others.
 
     Raises:
-        ValueError: v is not the first columns of k.
+        ValueError: k is whole rows, and v is no view of them.
     """
     dim = views.v.shape[-1]
+    if views.k.shape[-1] < dim:
+        return views  # they are apart already
     values = views.k[..., :dim]
     same = values.data_ptr() == views.v.data_ptr() or values.numel() == 0
     if not same or views.k_strides != views.v_strides:
         raise ValueError(
             f"v is no view of k; with head dims ({views.k.shape[-1]}, {dim}) it takes"
-            f" k[..., :{dim}]: keys are read once"
+            f" k[..., :{dim}], as rows are read once, or k without these columns"
         )
     return replace(views, k=views.k[..., dim:])

@@ -62,11 +62,12 @@ class Binding:
         parameters: of the variant, that are in it.
         capacity: ragged: KV rows; paged: pages.
         v_offset: bytes from K to V where both are in one tensor.
+        k_offset: bytes from the first column of k to what the kernel reads of it (latent rows).
     """
 
     __slots__ = (
         "_dtype", "_k_shape", "_k_strides", "_v_shape", "_v_strides",
-        "arguments", "capacity", "paging", "parameters", "v_offset",
+        "arguments", "capacity", "k_offset", "paging", "parameters", "v_offset",
     )  # fmt: skip
 
     def __init__(self, arguments: Arguments, k: torch.Tensor, v: torch.Tensor | None) -> None:
@@ -74,7 +75,7 @@ class Binding:
         self.paging: Paging | None = None
         self.parameters: Parameters | None = None
         self.capacity = 0
-        self.v_offset = 0
+        self.v_offset = self.k_offset = 0
         self._k_shape, self._k_strides, self._dtype = k.shape, k.stride(), k.dtype
         self._v_shape = None if v is None else v.shape
         self._v_strides = None if v is None else v.stride()
@@ -227,10 +228,9 @@ class LaunchSet:
         v_address = v_address or k_address + known.v_offset
         if not k_address or (k_address | v_address) % checks.VECTOR_BYTES:
             return False
-        if self.spec.latent:
-            if v_address != k_address:
-                return False
-            k_address += self.spec.head_dim_vo * self.spec.element_bytes
+        if known.k_offset and v_address != k_address:
+            return False
+        k_address += known.k_offset
         address = binding.arguments.address
         ctypes.memmove(address, known.arguments.address, self._params.size)
         if "k_map" in self._params.offsets:
@@ -238,7 +238,7 @@ class LaunchSet:
             replace_address(address + self._params.offsets["v_map"], v_address)
         else:
             binding.arguments.set(k=k_address, v=v_address)
-        binding.v_offset = known.v_offset
+        binding.v_offset, binding.k_offset = known.v_offset, known.k_offset
         binding.paging, binding.capacity = known.paging, known.capacity
         binding.parameters = known.parameters
         return True
@@ -258,9 +258,11 @@ class LaunchSet:
     def _fill(self, binding: Binding, views: KVViews, paging: Paging, spare: int) -> None:
         """Writes everything of an argument block but rows and parameters."""
         shape, arguments = self._shape, binding.arguments
-        binding.v_offset = views.v.data_ptr() - views.k.data_ptr()
+        first = views.k.data_ptr()
+        binding.v_offset = views.v.data_ptr() - first
         binding.capacity = int(views.k.shape[0])
         views = latent_views(views) if self.spec.latent else words_of_kv(views)
+        binding.k_offset = views.k.data_ptr() - first
         arguments.set(num_kv_heads=shape.num_kv_heads)
         if views.page_size:
             arguments.set(

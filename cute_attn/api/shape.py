@@ -15,6 +15,8 @@ from cute_attn.formats import KVFormat, KVViews, kv_views
 from cute_attn.variants import Variant
 
 KV_LAYOUTS = ("NHD", "HND")
+LATENT_DIMS = (576, 512)
+"""(head_dim, head_dim_vo) with which keys are latent rows, whose first columns are the values."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,11 @@ class BatchShape:
         return checks.out_dtype(self.dtype)
 
     @property
+    def is_latent(self) -> bool:
+        """Whether values are columns of the keys (multi-head latent attention)."""
+        return (self.head_dim_qk, self.head_dim_vo) == LATENT_DIMS
+
+    @property
     def group(self) -> int:
         """Query heads per KV head."""
         return self.num_qo_heads // self.num_kv_heads
@@ -160,7 +167,8 @@ class BatchShape:
 
         Returns:
             views in (pages, page_size, num_kv_heads, head_dim) or (tokens, num_kv_heads, head_dim)
-            order, with their strides.
+            order, with their strides. Of latent rows k may be their last columns, those that are
+            not in v.
         """
         for name, value in (("k", k), ("v", v)):
             if not isinstance(value, torch.Tensor) and (name == "k" or value is not None):
@@ -171,7 +179,9 @@ class BatchShape:
             ("v", views.v, self.head_dim_vo),
         ):
             sizes = (("num_kv_heads", self.num_kv_heads), ("head_dim", head_dim))
-            for (what, size), got in zip(sizes, view.shape[-2:], strict=True):
+            if name == "k" and self.is_latent and view.shape[-1] == head_dim - self.head_dim_vo:
+                sizes = sizes[:1]  # the rotary columns alone
+            for (what, size), got in zip(sizes, view.shape[-2:], strict=False):
                 if got != size:
                     raise ValueError(f"{name} has {what} {got}; planned for {size}")
             if view.dtype != self.dtype:

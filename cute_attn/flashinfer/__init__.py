@@ -36,6 +36,7 @@ from cute_attn.flashinfer.decode import (
     fast_decode_plan,
     single_decode_with_kv_cache,
 )
+from cute_attn.flashinfer.mla import BatchMLAPagedAttentionWrapper
 from cute_attn.flashinfer.page import (
     append_paged_kv_cache,
     append_paged_mla_kv_cache,
@@ -61,6 +62,7 @@ __all__ = [
     "BatchAttentionWithAttentionSinkWrapper",
     "BatchDecodeWithPagedKVCacheWrapper",
     "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
+    "BatchMLAPagedAttentionWrapper",
     "BatchPODWithPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",

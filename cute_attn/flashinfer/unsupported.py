@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 _MLA = (
-    "absorbed MLA has no kernel here; the expanded form, with keys of 192 and values of 128"
-    " elements, is BatchPrefillWithRaggedKVCacheWrapper.plan(head_dim_qk=192, head_dim_vo=128)"
+    "absorbed MLA is BatchMLAPagedAttentionWrapper; the expanded form, with keys of 192 and values"
+    " of 128 elements, BatchPrefillWithRaggedKVCacheWrapper.plan(head_dim_qk=192, head_dim_vo=128)"
 )
 _OTHER_GPUS = (
     "it calls kernels for other GPUs; BatchDecodeWithPagedKVCacheWrapper and"
@@ -21,7 +21,6 @@ _FP4 = "caches are float16 or bfloat16: append_paged_kv_cache"
 
 INSTEAD = {
     "BatchDecodeMlaWithPagedKVCacheWrapper": _MLA,
-    "BatchMLAPagedAttentionWrapper": _MLA,
     "cudnn_batch_decode_with_kv_cache": _OTHER_GPUS,
     "cudnn_batch_prefill_with_kv_cache": _OTHER_GPUS,
     "fmha_varlen": _OTHER_GPUS,
