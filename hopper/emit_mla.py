@@ -24,7 +24,7 @@ HEAD_DIMS = (576, 512)
 _HERE = Path(__file__).parent
 # 24 registers are too few for a producer that walks boxes of pages.
 TILE = Tile(q=64, kv=64, stages=2, threads=384, producer_registers=40, consumer_registers=232)
-"""The only tile: shared memory holds Q, two blocks of keys and the probabilities of one of them, and
+"""The only tile: shared memory holds Q, two blocks of keys and the probabilities of one of them;
 nothing else fits."""
 _OTHER_BYTES = 3072  # barriers, references, sums, items
 

@@ -2,7 +2,7 @@
 
     python -m perf.compare [RESULTS.jsonl ...] [--peers FILE] [--against fi_] [--summary]
 
-A ratio above 1 is faster than every peer. Sections C, D, T, K, Q, X and SL are compared by
+A ratio above 1 is faster than every peer. Sections C, D, DH, T, K, Q, X and SL are compared by
 `us_graph`, the time of a call within a replayed CUDA graph, all others by `us` (L2 emptied before
 each call). A record may hold peers of its own, measured in the same run: they have a column to
 themselves.
@@ -34,6 +34,7 @@ TITLES = {
     "B": "prefill, paged",
     "C": "decode",
     "D": "decode, MLA",
+    "DH": "decode, MLA, other heads and tokens",
     "F": "prefill, dense, e4m3",
     "H": "prefill, other head dims",
     "K": "chunked prefill",

@@ -111,8 +111,12 @@ def prepare(
     else:
         kv_format, pages = page_format(case.kv_lens, case.page_size)
         total = sum(len(own) for own in pages)
-        page = (case.page_size, heads, case.head_dim)  # head_dim_vo is the same in paged cases
-        caches = [(normal(total, 2, *page),) for _ in range(count)]
+        page = (case.page_size, heads, case.head_dim)  # head_dim_vo is the same, but for MLA
+        if case.is_latent:
+            rows = [normal(total, *page) for _ in range(count)]
+            caches = [(own, own[..., : case.head_dim_vo]) for own in rows]
+        else:
+            caches = [(normal(total, 2, *page),) for _ in range(count)]
     wrapper = BatchAttention(
         case.num_qo_heads,
         case.num_kv_heads,
@@ -125,9 +129,9 @@ def prepare(
         batch_invariant=batch_invariant,
         tuning=tuning,
     )
-    rows = indptr(case.q_lens)
-    wrapper.plan(rows, kv_format, scalars=case.scalars)
-    plan_us = host_us(lambda i: wrapper.plan(rows, kv_format, scalars=case.scalars), 20)
+    q_rows = indptr(case.q_lens)
+    wrapper.plan(q_rows, kv_format, scalars=case.scalars)
+    plan_us = host_us(lambda i: wrapper.plan(q_rows, kv_format, scalars=case.scalars), 20)
     out = q.new_empty(*q.shape[:2], case.head_dim_vo, dtype=checks.out_dtype(dtype))
     return Prepared(case, wrapper, q, out, caches, pages, plan_us)
 
@@ -154,6 +158,9 @@ def keys_of(prepared: Prepared, request: int, number: int = 0) -> tuple[torch.Te
         begin = sum(case.kv_lens[:request])
         return cache[0][begin : begin + length], cache[1][begin : begin + length]
     used = cache[0][prepared.pages[request].to(cache[0].device)]  # (pages, 2, page_size, h, d)
+    if case.is_latent:  # (pages, page_size, h, d)
+        keys = used.flatten(0, 1)[:length]
+        return keys, keys[..., : case.head_dim_vo]
     return used[:, 0].flatten(0, 1)[:length], used[:, 1].flatten(0, 1)[:length]
 
 

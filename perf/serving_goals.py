@@ -10,18 +10,19 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 
-from perf.cases import decode
+from perf.cases import decode, latent
 from perf.goals import Goal
 from perf.joining import Cell, Key, Row, is_ours, is_wrong, join
 
 READ_GBPS = 4633.0
 """Streaming read of the H200 that the peers were measured on."""
 # Of a section: the geometric mean of the ratios to the best peer, and the worst cell.
-AGAINST_PEERS = {"C": (1.12, 0.97), "T": (1.12, 0.98)}
+AGAINST_PEERS = {"C": (1.12, 0.97), "D": (1.15, 0.97), "T": (1.12, 0.98)}
 FEW_TOKENS = 1.02  # worst cell of section Q
 DIMS = 1.02  # worst of head_dim 64 and 256 in section C
 SKEW = {"32/8": 1.10, "64/8": 1.10, "32/32": 1.02}  # z2048, batch 16 on: worst cell
 READ_SHARE = {0.5e9: 0.92, 2e9: 0.96, 4e9: 0.97}  # of READ_GBPS, from so many bytes of K and V on
+LATENT_SHARE = 0.90  # of READ_GBPS, 16 and 32 heads, one token, from 0.5 GB of latent rows on
 LATENCY_US = {"c1024 b1": 7.0, "c8192 b1": 13.0}  # 32/8 heads, at most
 MIDDLE_GBPS = 3450.0  # 32/8 heads, c1024 b16
 MIXED, MIXED_PARTS = "2048@8192 + 128x4096", ("2048@8192", "128x4096")
@@ -84,6 +85,15 @@ def _shares(ours: Mapping[Key, Row], rates: Sequence[float]) -> list[Goal]:
             if shares:
                 what = f"C: worst share of {ceiling:.0f} GB/s{whose} from {least / 1e9:g} GB on"
                 found.append(Goal(what, min(shares), READ_SHARE[least]))
+        large = [case.cfg for case in latent() if case.kv_bytes >= 0.5e9]
+        shares = [
+            row["gbps_graph"] / ceiling
+            for (sec, cfg), row in ours.items()
+            if sec == "DH" and re.search(" h(16|32) q1 ", cfg) and cfg in large
+        ]
+        if shares:
+            what = f"DH: worst share of {ceiling:.0f} GB/s{whose}, 16 and 32 heads"
+            found.append(Goal(what, min(shares), LATENT_SHARE))
     return found
 
 

@@ -20,7 +20,7 @@ Schedules of users (`register_template`) are taken by their names only.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -311,16 +311,20 @@ def geometry(spec: KernelSpec, num_kv_heads: int, band: tuple[int, int]) -> Geom
     )
 
 
-def _emitter(spec: KernelSpec) -> Any:
-    """What has `supports` and `emit` of a built-in schedule."""
-    return {HOPPER_TILE: hopper, HOPPER_MLA: hopper.mla}.get(spec.schedule, ampere)
+class _Emitter(Protocol):
+    def supports(self, spec: KernelSpec) -> list[str]: ...
+    def emit(self, spec: KernelSpec) -> GeneratedKernel: ...
+
+
+_EMITTERS: dict[str, _Emitter] = {HOPPER_TILE: hopper, HOPPER_MLA: hopper.mla}
+"""Of schedules that are not Ampere's."""
 
 
 def supports(spec: KernelSpec) -> list[str]:
     """Reasons why no kernel can be generated for `spec`, one line each; empty = it can."""
     if spec.schedule in REGISTERED:
         return REGISTERED[spec.schedule].reasons(spec)
-    return _emitter(spec).supports(spec)
+    return _EMITTERS.get(spec.schedule, ampere).supports(spec)
 
 
 def emit(spec: KernelSpec) -> GeneratedKernel:
@@ -331,7 +335,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
     """
     if spec.schedule in REGISTERED:
         return REGISTERED[spec.schedule].emit(spec)
-    return _emitter(spec).emit(spec)
+    return _EMITTERS.get(spec.schedule, ampere).emit(spec)
 
 
 def bytes_in_flight(spec: KernelSpec) -> int | None:

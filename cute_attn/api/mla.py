@@ -7,7 +7,6 @@ one KV head: keys are whole rows, values their latent columns. So a row is read 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 

@@ -178,10 +178,10 @@ class BatchShape:
             ("k", views.k, self.head_dim_qk),
             ("v", views.v, self.head_dim_vo),
         ):
-            sizes = (("num_kv_heads", self.num_kv_heads), ("head_dim", head_dim))
             if name == "k" and self.is_latent and view.shape[-1] == head_dim - self.head_dim_vo:
-                sizes = sizes[:1]  # the rotary columns alone
-            for (what, size), got in zip(sizes, view.shape[-2:], strict=False):
+                head_dim = view.shape[-1]  # the rotary columns alone
+            sizes = (("num_kv_heads", self.num_kv_heads), ("head_dim", head_dim))
+            for (what, size), got in zip(sizes, view.shape[-2:], strict=True):
                 if got != size:
                     raise ValueError(f"{name} has {what} {got}; planned for {size}")
             if view.dtype != self.dtype:

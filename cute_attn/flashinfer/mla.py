@@ -190,9 +190,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
                 raise ValueError(
                     f"{name} has shape {tuple(x.shape)}; it takes (pages, page_size, columns)"
                 )
-        q = joined_queries(
-            arguments.dtyped("q_nope", q_nope), arguments.dtyped("q_pe", q_pe)
-        )
+        q = joined_queries(arguments.dtyped("q_nope", q_nope), arguments.dtyped("q_pe", q_pe))
         result = self._run(
             q,
             kpe_cache.unsqueeze(2),

@@ -88,8 +88,8 @@ class CostModel:
         sm_flops_per_ps = gpu.tflops * family.efficiency * rate / gpu.sms / blocks_per_sm
         sm_bytes_per_ps = gpu.read_gbps / gpu.sms / blocks_per_sm / 1000
         partial_bytes = 4 * (head_dim_vo + 1)
-        # Tiles of 64 rows of 512 columns: up to 15 blocks merge one of them. 1 x 1k keys, 128 heads:
-        # 17.2 to 12.9 us, 1 x 8k 24.4 to 21.8.
+        # Latent tiles, of 64 rows x 512 columns, are merged by up to 15 blocks each: 1 x 1k keys,
+        # 128 heads 17.2 to 12.9 us, 1 x 8k 24.4 to 21.8.
         key_bytes = (head_dim_qk + (0 if latent else head_dim_vo)) * element_bytes
         return cls(
             tile_ns=round(family.tile_ns * fixed),

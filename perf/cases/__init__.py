@@ -11,7 +11,7 @@ from collections.abc import Collection
 from cute_attn import KernelSpec, Problem, UnsupportedSpecError
 from perf.cases.case import Case, lengths
 from perf.cases.prefill import PREFILL_TOKENS, prefill, prefill_dense, prefill_paged
-from perf.cases.serving import decode, few_tokens, mixed, steps
+from perf.cases.serving import decode, few_tokens, latent, mixed, steps
 
 __all__ = [
     "PREFILL_TOKENS",
@@ -21,6 +21,7 @@ __all__ = [
     "all_specs",
     "decode",
     "few_tokens",
+    "latent",
     "lengths",
     "mixed",
     "prefill",
@@ -35,7 +36,7 @@ _INVARIANT_SECTIONS = ("C", "Q", "T", "X")
 
 def all_cases() -> list[Case]:
     """Cases of all benchmarks."""
-    return [*prefill(), *decode(), *few_tokens(), *steps(), *mixed()]
+    return [*prefill(), *decode(), *few_tokens(), *latent(), *steps(), *mixed()]
 
 
 def all_specs(arch: str, sections: Collection[str] = ()) -> list[KernelSpec]:

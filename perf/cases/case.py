@@ -16,12 +16,13 @@ from cute_attn import KernelSpec, Problem, Variant, causal, choose, full, slidin
 from cute_attn.api.dispatch import is_long, tiles_per_sm
 from cute_attn.api.fixed_kernels import FixedKernels
 from cute_attn.api.launches import Part, parts_of
+from cute_attn.api.shape import LATENT_DIMS
 from cute_attn.codegen.spec import element_bytes
 from cute_attn.scheduler.constants import H200
 
 NOMINAL_SECTIONS = ("A", "A16", "F", "H", "M")
 """Sections whose causal cases count half of the square, as the peers' dense rows do."""
-GRAPH_SECTIONS = ("C", "D", "T", "K", "Q", "X", "SL")
+GRAPH_SECTIONS = ("C", "D", "DH", "T", "K", "Q", "X", "SL")
 """Sections compared by `us_graph`, the time of a run within a replayed CUDA graph."""
 
 
@@ -82,6 +83,11 @@ class Case:
         return self.value_dim or self.head_dim
 
     @property
+    def is_latent(self) -> bool:
+        """Whether values are columns of the keys: absorbed MLA."""
+        return (self.head_dim, self.head_dim_vo) == LATENT_DIMS
+
+    @property
     def variant(self) -> Variant:
         if not self.is_causal:
             return full()
@@ -123,12 +129,8 @@ class Case:
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V."""
-        return (
-            element_bytes(self.dtype)
-            * (self.head_dim + self.head_dim_vo)
-            * self.num_kv_heads
-            * sum(self.kv_lens)
-        )
+        elements = self.head_dim + (0 if self.is_latent else self.head_dim_vo)
+        return element_bytes(self.dtype) * elements * self.num_kv_heads * sum(self.kv_lens)
 
     def spec(self, arch: str, schedule: str | None = None) -> KernelSpec:
         """The kernel that serves it on a device of `arch`; of another `schedule` if given.

@@ -1,4 +1,4 @@
-"""Decode (sections C, Q), real continuous-batching steps (T) and a mixed batch (X)."""
+"""Decode (sections C, Q; MLA: D, DH), real continuous-batching steps (T) and a mixed batch (X)."""
 
 from __future__ import annotations
 
@@ -34,6 +34,25 @@ def few_tokens() -> list[Case]:
     for tokens in (1, 2, 4, 8, 16):
         cfg = f"64/8 q{tokens} b16 c8192"
         found.append(Case("Q", cfg, (tokens,) * 16, (8192,) * 16, 64, 8, 128, 16, True))
+    return found
+
+
+def latent() -> list[Case]:
+    """Sections D and DH: decode of multi-head latent attention in its absorbed form; 128 heads as
+    the peers, and fewer, as of tensor-parallel ranks, or more tokens."""
+    found = []
+    for heads, tokens in ((128, 1), (16, 1), (32, 1), (64, 1), (128, 2), (128, 4), (16, 4)):
+        for page_size in (64, 1) if tokens == 1 else (64,):
+            for kind in ("c1024", "c8192"):
+                for batch in (1, 16, 64, 128):
+                    cfg = f"p{page_size} {kind} b{batch}"
+                    sec, cfg = ("D", f"mla {cfg}")
+                    if (heads, tokens) != (128, 1):
+                        sec, cfg = "DH", f"{cfg[:3]} h{heads} q{tokens}{cfg[3:]}"
+                    q_lens, kv_lens = (tokens,) * batch, tuple(lengths(kind, batch))
+                    found.append(
+                        Case(sec, cfg, q_lens, kv_lens, heads, 1, 576, page_size, True, None, 512)
+                    )
     return found
 
 

@@ -126,9 +126,7 @@ def test_the_scale_is_that_of_heads_before_absorption() -> None:
 
 def test_a_window() -> None:
     q, latents = random(1, 16, 576), Latents.make([100], 16)
-    mla = BatchMLA(
-        16, dtype=torch.float32, device="cpu", variant=causal() & sliding_window()
-    )
+    mla = BatchMLA(16, dtype=torch.float32, device="cpu", variant=causal() & sliding_window())
     mla.plan([0, 1], latents.kv_format, scalars={"window_left": 9})
     want = oracle(q, [latents.rows[0][90:]], [1])[0]
     np.testing.assert_allclose(mla.run(q, latents.cache).numpy(), want, atol=3e-5)

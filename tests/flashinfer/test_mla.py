@@ -77,12 +77,12 @@ def test_what_is_not_there_is_refused() -> None:
     given = tensors(kv_lens, q_lens)
     with pytest.raises(NotImplementedError, match="head_dim_ckv is 256"):
         planned(kv_lens, q_lens, is_causal=True, head_dim_ckv=256)
-    with pytest.raises(NotImplementedError, match="kv_data_type is torch.bfloat16"):
+    with pytest.raises(NotImplementedError, match=r"kv_data_type is torch\.bfloat16"):
         planned(kv_lens, q_lens, is_causal=True, kv_data_type=torch.bfloat16)
     wrapper = planned(kv_lens, q_lens, is_causal=True)
     with pytest.raises(NotImplementedError, match="page_table"):
         wrapper.run(*given, page_table=torch.zeros(1, 1, dtype=torch.int32))
-    with pytest.raises(NotImplementedError, match="ckv_scale is 2.0"):
+    with pytest.raises(NotImplementedError, match=r"ckv_scale is 2\.0"):
         wrapper.run(*given, ckv_scale=2.0)
     with pytest.raises(ValueError, match="ckv_cache has shape"):
         wrapper.run(given[0], given[1], given[2][0], given[3])

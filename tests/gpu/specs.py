@@ -39,6 +39,7 @@ from tests.gpu import (
     fp8,
     function_cases,
     levels,
+    mla,
     own_template,
     row_cases,
     sparse,
@@ -150,7 +151,7 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
     specs += invariant_kernels(arch)
     for cases in (
         variant_cases, row_cases, function_cases, own_template, dual_chunk, tuning_cases, sparse,
-        fp8,
+        fp8, mla,
     ):  # fmt: skip
         specs += cases.kernels(arch)
     if arch == "sm_90a":  # see test_rising, test_neighbours, test_queries

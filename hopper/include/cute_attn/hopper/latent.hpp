@@ -2,10 +2,10 @@
 // probabilities that warpgroups exchange, and the running reference of rows that both follow.
 //
 // A block of keys is (64, 576): nine panels of 64 columns. The first eight are its values as well.
-// They land in five groups, each with a barrier of its own, in the order in which the warpgroup that
-// owns the block multiplies them: the rotary panel, its own half of the values (two groups), the
-// other half. Room for the other half comes late, when both warpgroups are through with the block, so
-// that of a block is brought behind the rotary panel of the next.
+// They land in five groups, each with a barrier of its own, in the order in which the warpgroup
+// that owns the block multiplies them: the rotary panel, its own half of the values (two groups),
+// the other half. Room for the other half comes late, when both warpgroups are through with the
+// block, so that of a block is brought behind the rotary panel of the next.
 #pragma once
 
 #include <cute_attn/hopper/items.hpp>
@@ -79,9 +79,9 @@ CUTE_DEVICE void issue_shared_pv(Operand p, Operand v, float (&out)[N]) {
 }
 
 // What this thread knows of its two rows: the reference exponent, which both warpgroups raise in
-// the order of blocks, and the sum of the probabilities of the blocks that its warpgroup owns. As in
-// LazySoftmax, the maximum of a block is only looked for when its probabilities came out too large;
-// those of an item's first block always do.
+// the order of blocks, and the sum of the probabilities of the blocks that its warpgroup owns. As
+// in LazySoftmax, the maximum of a block is only looked for when its probabilities came out too
+// large; those of an item's first block always do.
 struct LatentRows {
   // Below all scores, but finite: hidden scores (-inf) stay -inf less it.
   static constexpr float kNoKey = -3.4028235e38f;
@@ -123,8 +123,8 @@ struct LatentRows {
 
   // Adds the sums of a block, unless one of the warp's is too large.
   CUTE_DEVICE bool add(float const (&block_sum)[2]) {
-    bool const fits = (block_sum[0] <= kLargest || !exists[0]) &&
-                      (block_sum[1] <= kLargest || !exists[1]);
+    bool const fits =
+        (block_sum[0] <= kLargest || !exists[0]) && (block_sum[1] <= kLargest || !exists[1]);
     if (__any_sync(0xffffffffu, !fits)) return false;
     sum[0] += block_sum[0];
     sum[1] += block_sum[1];

@@ -44,8 +44,7 @@ template <class Rows, int kRows, class Element>
 CUTE_DEVICE void copy_panels(Element const* own, Element* tile, int panels, int thread) {
   CUTE_UNROLL
   for (int pass = 0; pass < Rows::kPasses; ++pass) {
-    auto const row =
-        __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(own), pass, 8);
+    auto const row = __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(own), pass, 8);
     Element const* const from = reinterpret_cast<Element const*>(row) + thread % 8 * 8;
     for (int panel = 0; panel < panels; ++panel) {
       cute::SM80_CP_ASYNC_CACHEGLOBAL<cute::uint128_t>::copy(
