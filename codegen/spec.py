@@ -19,6 +19,9 @@ TRACED = ("hopper_tile", "ampere_tile", "ampere_decode")
 """Schedules whose kernels can keep time of their items."""
 PER_HEAD = ("hopper_tile", "ampere_tile", "ampere_decode")
 """Schedules whose kernels can take plans in which every KV head of a request has its own keys."""
+LATENT_DIMS = (576, 512)
+"""(head_dim_qk, head_dim_vo) of latent rows (multi-head latent attention): 512 columns, which are
+the values as well, and 64 rotary ones."""
 BLOCK_SMEM = {
     "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
     "sm_90a": 227 << 10,

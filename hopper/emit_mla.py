@@ -13,14 +13,12 @@ from cute_attn.codegen.hooks import cpp_band, number_lines
 from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import GeneratedKernel
-from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
+from cute_attn.codegen.spec import LATENT_DIMS, KernelSpec, Tile, UnsupportedSpecError
 from cute_attn.hopper.emit import include_dirs
 from cute_attn.hopper.equations import SMEM_PER_BLOCK
 from cute_attn.variants import Variant
 
 SCHEDULE = "hopper_mla"
-HEAD_DIMS = (576, 512)
-"""(head_dim_qk, head_dim_vo): 512 latent columns, which are the values, and 64 rotary ones."""
 _HERE = Path(__file__).parent
 # 24 registers are too few for a producer that walks boxes of pages.
 TILE = Tile(q=64, kv=64, stages=2, threads=384, producer_registers=40, consumer_registers=232)
@@ -31,12 +29,12 @@ _OTHER_BYTES = 3072  # barriers, references, sums, items
 
 def default_tile(head_dim_qk: int, head_dim_vo: int) -> Tile | None:
     """The tile, or None for other head dims."""
-    return TILE if (head_dim_qk, head_dim_vo) == HEAD_DIMS else None
+    return TILE if (head_dim_qk, head_dim_vo) == LATENT_DIMS else None
 
 
 def bytes_in_flight(tile: Tile) -> int:
     """Bytes of keys that a block's copies have on their way while it computes."""
-    return (tile.stages - 1) * tile.kv * HEAD_DIMS[0] * 2
+    return (tile.stages - 1) * tile.kv * LATENT_DIMS[0] * 2
 
 
 def smem_bytes(tile: Tile) -> int:
@@ -47,7 +45,7 @@ def smem_bytes(tile: Tile) -> int:
 def _tile_bytes(tile: Tile) -> tuple[int, int, int]:
     """Of Q, which ends with probabilities of one warpgroup, of the keys, and of the probabilities
     of the other."""
-    row = HEAD_DIMS[0] * 2
+    row = LATENT_DIMS[0] * 2
     return tile.q * row, tile.stages * tile.kv * row, tile.q * tile.kv * 2
 
 
@@ -59,8 +57,8 @@ def supports(spec: KernelSpec) -> list[str]:
     if spec.arch != "sm_90a":
         reasons.append(f"arch is {spec.arch!r}; TMA and wgmma kernels are built for 'sm_90a'")
     dims = (spec.head_dim_qk, spec.head_dim_vo)
-    if dims != HEAD_DIMS:
-        reasons.append(f"(head_dim_qk, head_dim_vo) is {dims}; known: {HEAD_DIMS}")
+    if dims != LATENT_DIMS:
+        reasons.append(f"(head_dim_qk, head_dim_vo) is {dims}; known: {LATENT_DIMS}")
         return reasons
     if spec.tile != TILE:
         reasons.append(f"tile is {spec.tile}; there is one: {TILE}")

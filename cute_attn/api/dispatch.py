@@ -28,7 +28,7 @@ import numpy.typing as npt
 from cute_attn import ampere, hopper
 from cute_attn.codegen.registered import REGISTERED
 from cute_attn.codegen.source import GeneratedKernel
-from cute_attn.codegen.spec import KernelSpec, Tile, UnsupportedSpecError
+from cute_attn.codegen.spec import LATENT_DIMS, KernelSpec, Tile, UnsupportedSpecError
 from cute_attn.codegen.vector_hooks import is_heavy, turns_bytes
 from cute_attn.scheduler import Geometry
 from cute_attn.variants import Variant, causal, full, sliding_window, soft_cap
@@ -116,7 +116,7 @@ def costs_of(schedule: str) -> str:
 def schedules(problem: Problem, rows: int | None) -> list[str]:
     """Schedules to try in this order for requests of at most `rows` packed query rows; None: any
     number."""
-    if (problem.head_dim_qk, problem.head_dim_vo) == hopper.mla.HEAD_DIMS:
+    if (problem.head_dim_qk, problem.head_dim_vo) == LATENT_DIMS:
         return [HOPPER_MLA]
     tile = [HOPPER_TILE, AMPERE_TILE] if problem.arch == "sm_90a" else [AMPERE_TILE]
     return tile if rows is None or rows > SMALL_ROWS else [AMPERE_DECODE, *tile]

@@ -15,7 +15,7 @@ import torch
 from cute_attn.api import checks
 from cute_attn.api.append import append_paged_kv
 from cute_attn.api.batch import BatchAttention
-from cute_attn.api.shape import LATENT_DIMS
+from cute_attn.codegen.spec import LATENT_DIMS
 from cute_attn.formats import DeviceKV, KVFormat
 from cute_attn.variants import Variant
 

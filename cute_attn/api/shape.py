@@ -11,12 +11,11 @@ import torch
 from cute_attn.api import checks
 from cute_attn.api.dispatch import named_variant
 from cute_attn.api.step import AnyStep
+from cute_attn.codegen.spec import LATENT_DIMS
 from cute_attn.formats import KVFormat, KVViews, kv_views
 from cute_attn.variants import Variant
 
 KV_LAYOUTS = ("NHD", "HND")
-LATENT_DIMS = (576, 512)
-"""(head_dim, head_dim_vo) with which keys are latent rows, whose first columns are the values."""
 
 
 @dataclass(frozen=True)

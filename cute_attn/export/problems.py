@@ -14,7 +14,7 @@ from cute_attn import ampere, hopper
 from cute_attn.api.dispatch import FEW_TILES, MOST_ROWS, choose
 from cute_attn.api.dispatch import Problem as Asked
 from cute_attn.codegen.kernels import range_tables
-from cute_attn.codegen.spec import KernelSpec
+from cute_attn.codegen.spec import LATENT_DIMS, KernelSpec
 from cute_attn.export.errors import BundleError
 from cute_attn.export.host_text import limit_text, scale_texts
 from cute_attn.export.manifest import Choice, Problem, Scalar
@@ -38,13 +38,18 @@ def cells_of(asked: Asked, schedule: str | None = None) -> list[Cell]:
 
     Raises:
         UnsupportedSpecError: there is no kernel.
-        BundleError: the variant needs a kernel ahead of the attention, or every KV head has
-            tables of its own.
+        BundleError: the variant needs a kernel ahead of the attention, rows are latent, or every
+            KV head has tables of its own.
     """
     if range_tables(asked.variant):
         raise BundleError(
             f"variant {asked.variant.name!r} has a mask that reads tensors and skips blocks by"
             " their ranges; bundles do not hold the kernel that finds these"
+        )
+    if (asked.head_dim_qk, asked.head_dim_vo) == LATENT_DIMS:
+        raise BundleError(
+            f"head_dim_qk is {asked.head_dim_qk} and head_dim_vo {asked.head_dim_vo}; bundles have"
+            " no recipe for the two tensor maps of latent rows"
         )
     if asked.per_head:
         raise BundleError(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from cute_attn.codegen.spec import LATENT_DIMS
 from cute_attn.variants import Variant, causal
 
 _FEW_ROWS = (8, 16, 64)
@@ -101,6 +102,11 @@ class TuneStep:
     def __post_init__(self) -> None:
         if self.dtype not in ("bf16", "fp16"):
             raise ValueError(f"dtype is {self.dtype!r}; tuning takes 'bf16' or 'fp16'")
+        if (self.head_dim, self.value_dim) == LATENT_DIMS:
+            raise ValueError(
+                f"head_dim is {self.head_dim} and value_dim {self.value_dim}; the kernel of latent"
+                " rows has one tile, so there is nothing to tune"
+            )
 
     @property
     def group(self) -> int:

@@ -16,8 +16,7 @@ from cute_attn import KernelSpec, Problem, Variant, causal, choose, full, slidin
 from cute_attn.api.dispatch import is_long, tiles_per_sm
 from cute_attn.api.fixed_kernels import FixedKernels
 from cute_attn.api.launches import Part, parts_of
-from cute_attn.api.shape import LATENT_DIMS
-from cute_attn.codegen.spec import element_bytes
+from cute_attn.codegen.spec import LATENT_DIMS, element_bytes
 from cute_attn.scheduler.constants import H200
 
 NOMINAL_SECTIONS = ("A", "A16", "F", "H", "M")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from cute_attn import (
 from tests.oracle import attend_batch, mask_of
 
 SCALE = 1 / math.sqrt(192)
+_PAGE = (Path(__file__).parents[2] / "docs" / "mla.md").read_text()
 
 
 def indptr(lengths: list[int]) -> list[int]:
@@ -186,3 +188,14 @@ def test_on_the_cpu_every_variant_runs() -> None:
     capped = BatchMLA(16, dtype=torch.float32, device="cpu", variant=causal() & soft_cap())
     capped.plan([0, 1], latents.kv_format, scalars={"logits_soft_cap": 5.0})
     assert capped.run(q, latents.cache).isfinite().all()
+
+
+def test_the_example_of_the_page_runs() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", _PAGE, re.S)
+    given: dict[str, Any] = {"device": "cpu"}
+    exec(code, given)
+    assert given["latent"].shape == (3, 16, 512) and given["lse"].isfinite().all()
+    q, cache = given["q"], given["cache"]
+    rows = [cache[[7, 0, 2]].flatten(0, 1)[:138], cache[[1, 4]].flatten(0, 1)]
+    want = oracle(q, rows, [1, 2])[0]
+    np.testing.assert_allclose(given["latent"].float().numpy(), want, atol=2e-2)

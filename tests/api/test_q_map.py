@@ -35,7 +35,7 @@ def test_boxes_of_a_tile_are_its_panels(group: int, head_dim: int, panel: int) -
     """A panel of the tile per box, all packed rows of it; strides of a fused QKV slice."""
     heads = 2 * group
     q = zeros(50, heads + 4, head_dim)[:, :heads]
-    spec = q_map(q, group, TILE_Q)
+    spec = q_map(q, group, TILE_Q // group)
     assert spec.dims == (head_dim, heads, 50)
     assert spec.strides_bytes == (2 * head_dim, 2 * (heads + 4) * head_dim)
     assert spec.box == (panel, group, TILE_Q // group) and spec.swizzle == 2 * panel
@@ -53,10 +53,10 @@ def test_strides_of_single_tokens_and_heads_say_nothing() -> None:
     one_head = torch.as_strided(zeros(1000), (5, 1, 64), (64, 3, 1))
     assert q_map(one_head, 1, TILE_Q).strides_bytes == (16, 128)
     one_token = torch.as_strided(zeros(1000), (1, 4, 64), (7, 64, 1))
-    assert q_map(one_token, 4, TILE_Q).strides_bytes == (128, 16)
+    assert q_map(one_token, 4, TILE_Q // 4).strides_bytes == (128, 16)
     none = torch.as_strided(zeros(1000), (0, 4, 64), (7, 3, 1))
-    assert q_map(none, 4, TILE_Q).dims == (64, 4, 1)
-    assert q_map(none, 4, TILE_Q).strides_bytes == (16, 16)
+    assert q_map(none, 4, TILE_Q // 4).dims == (64, 4, 1)
+    assert q_map(none, 4, TILE_Q // 4).strides_bytes == (16, 16)
 
 
 @pytest.mark.parametrize("page_size", [None, 16, 3])
@@ -82,7 +82,7 @@ def test_block_has_the_map_or_pointer_and_strides(
         assert (p["q"], p["q_token_stride"]) == (q.data_ptr(), (heads + 1) * 128)
     else:
         assert "q" not in p and "q_token_stride" not in p
-        assert p["q_map"] == fake_map(q_map(q, group, tile_q(batch)), q.data_ptr())
+        assert p["q_map"] == fake_map(q_map(q, group, tile_q(batch) // group), q.data_ptr())
 
 
 def test_every_launch_has_the_map_of_its_q(fake_gpu: Any) -> None:
@@ -99,14 +99,14 @@ def test_every_launch_has_the_map_of_its_q(fake_gpu: Any) -> None:
         batch.plan([0, tokens], RaggedKV([0, 300]))
         for k, v in (*layers, *reversed(layers)):
             batch.run(q, k, v)
-            expected = fake_map(q_map(q, 4, tile_q(batch)), q.data_ptr())
+            expected = fake_map(q_map(q, 4, tile_q(batch) // 4), q.data_ptr())
             tiles.add(tile_q(batch))
             assert fake_gpu.launches[-1].params["q_map"] == expected
     assert tiles == {64, 128}
     moved = [(zeros(300, 2, 128), zeros(300, 2, 128)) for _ in range(2)]
     for (k, v), q in zip(moved, known, strict=True):  # blocks made from those of other addresses
         batch.run(q, k, v)
-        expected = fake_map(q_map(q, 4, TILE_Q), q.data_ptr())
+        expected = fake_map(q_map(q, 4, TILE_Q // 4), q.data_ptr())
         assert fake_gpu.launches[-1].params["q_map"] == expected
 
 
@@ -159,4 +159,4 @@ def test_a_captured_launch_keeps_the_map_it_was_captured_with(fake_gpu: Any) -> 
     batch.plan([0, 64], PagedKV([0, 2], [3, 1], [7], 16))
     batch.run(q, cache)
     before, after = (launch.params["q_map"] for launch in fake_gpu.launches)
-    assert before == after == fake_map(q_map(q, 4, TILE_Q), q.data_ptr())
+    assert before == after == fake_map(q_map(q, 4, TILE_Q // 4), q.data_ptr())

@@ -224,7 +224,7 @@ def test_tensor_maps(program: Path) -> None:
             q = torch.empty(tokens, heads + 1, spec.head_dim_qk, dtype=dtype)[:, :heads]
             shape = (tokens, heads, *q.stride()[:2])
             lines.append(f"map {spec.name} q_map 4 {' '.join(map(str, shape))}")
-            wanted.append(numbers_of(q_map(q, spec.group, spec.tile.q)))
+            wanted.append(numbers_of(q_map(q, spec.group, spec.tile.q // spec.group)))
 
             rows = None if spec.loader == "ragged" else int(rng.choice([16, 32, 48, 64, 256]))
             k = random_cache(rng, rows, spec.head_dim_qk).to(dtype)

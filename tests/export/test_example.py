@@ -211,7 +211,7 @@ def test_launches_are_those_of_a_batch(
         (_, *head), *lists = attention.maps[number]
         del head[1]  # the address
         if name == "q_map":
-            expected = q_map(q, GROUP, spec.tile.q)
+            expected = q_map(q, GROUP, spec.tile.q // GROUP)
         else:
             assert page_groups(kv)
             expected = grouped_kv_map(kv, wanted["box_rows"])
