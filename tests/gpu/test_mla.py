@@ -199,6 +199,25 @@ def test_a_graph_follows_new_lengths(device: torch.device) -> None:
         assert (out.double() - want).norm() <= BOUNDS["bf16"] * want.norm()
 
 
+def test_batch_invariance(device: torch.device) -> None:
+    """A request has the same bits alone and among others."""
+    lengths = [9000, 300, 4000, 64, 1]
+    case = LatentCase(128, 64, tokens=(1, 2))
+    batch = make(case, lengths, device)
+    tables = batch.kv_format
+    assert isinstance(tables, PagedKV)
+    together = planned(case, batch, device, batch_invariant=True).run(batch.q, batch.cache)
+    table, begin = torch.as_tensor(tables.page_table), 0
+    for i, (n, row) in enumerate(zip(lengths, batch.qo_indptr, strict=False)):
+        pages = -(-n // 64)
+        own = PagedKV([0, pages], table[begin : begin + pages], [(n - 1) % 64 + 1], 64)
+        begin += pages
+        rows = slice(row, row + batch.q_lens[i])
+        alone = BatchMLA(128, device=device, batch_invariant=True)
+        alone.plan([0, batch.q_lens[i]], own)
+        assert torch.equal(alone.run(batch.q[rows], batch.cache), together[rows]), n
+
+
 def test_on_device_plans(device: torch.device) -> None:
     """Up to 64 packed query rows: the same bits as a plan from the host; more are refused."""
     case = LatentCase(16, 64, tokens=(1,))
