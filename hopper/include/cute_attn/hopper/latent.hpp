@@ -28,7 +28,27 @@ constexpr int kProbabilitiesReady = 1;
 constexpr int kProbabilitiesTaken = 3;
 constexpr int kSumsReady = 5;
 constexpr int kRotaryTaken = 6;
+constexpr int kLatentTail = 14;       // of one warpgroup
 constexpr int kBothWarpgroups = 256;  // threads
+
+// Waits at barrier kFirst + owner, or comes there without waiting. The numbers are constants in the
+// code: with computed ones the sanitizer takes every access behind a barrier for a race.
+template <int kFirst, int kThreads = kBothWarpgroups>
+CUTE_DEVICE void sync_of(int owner) {
+  if (owner == 0) {
+    asm volatile("bar.sync %0, %1;" ::"n"(kFirst), "n"(kThreads) : "memory");
+  } else {
+    asm volatile("bar.sync %0, %1;" ::"n"(kFirst + 1), "n"(kThreads) : "memory");
+  }
+}
+template <int kFirst>
+CUTE_DEVICE void arrive_of(int owner) {
+  if (owner == 0) {
+    asm volatile("bar.arrive %0, %1;" ::"n"(kFirst), "n"(kBothWarpgroups) : "memory");
+  } else {
+    asm volatile("bar.arrive %0, %1;" ::"n"(kFirst + 1), "n"(kBothWarpgroups) : "memory");
+  }
+}
 
 // First panel of a group of a block that warpgroup `owner` owns, and how many there are.
 CUTE_HOST_DEVICE constexpr int group_panel(int group, int owner) {
@@ -94,17 +114,15 @@ struct LatentRows {
   CUTE_DEVICE explicit LatentRows(int num_rows)
       : exists{latent_row() < num_rows, latent_row() + 8 < num_rows} {}
 
-  // Raises references to `next`, none of which is lower; true if one of the warp was, and then the
-  // output must be multiplied with rescale.
-  CUTE_DEVICE bool raise(float const (&next)[2], float (&rescale)[2]) {
-    bool const raised = next[0] > reference[0] || next[1] > reference[1];
+  // Raises references to `next`, none of which is lower; the output must be multiplied with
+  // rescale.
+  CUTE_DEVICE void raise(float const (&next)[2], float (&rescale)[2]) {
     CUTE_UNROLL
     for (int row = 0; row < 2; ++row) {
       rescale[row] = exp2_approx(reference[row] - next[row]);
       sum[row] *= rescale[row];
       reference[row] = next[row];
     }
-    return __any_sync(0xffffffffu, raised);
   }
 
   // Probabilities, packed for P V, and their sums.
@@ -142,6 +160,17 @@ struct LatentRows {
       float const top = fmaxf(quad_max(row_top(score, row) * scale_log2), reference[row]);
       next[row] = grows ? top : reference[row];
     }
+  }
+
+  // Leaves the references beside the probabilities of a block, and whether they rose with it. A
+  // warp says so for itself, all of the other warpgroup look at all four: its products want all
+  // warps at the same instruction.
+  CUTE_DEVICE void leave(bool raised, float (&references)[64], int (&raises)[4]) const {
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      if (threadIdx.x % 4 == 0) references[latent_row() + 8 * row] = reference[row];
+    }
+    if (threadIdx.x % 32 == 0) raises[threadIdx.x / 32 % 4] = raised;
   }
 
   // Of all keys of the item, after both warpgroups have put their sums in `sums`.
