@@ -17,6 +17,8 @@ LOADERS = ("ragged", "paged", "gather")
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
 TRACED = ("hopper_tile", "ampere_tile", "ampere_decode")
 """Schedules whose kernels can keep time of their items."""
+DELAYED = ("hopper_tile", "hopper_mla")
+"""Schedules whose kernels can sleep at random."""
 PER_HEAD = ("hopper_tile", "ampere_tile", "ampere_decode")
 """Schedules whose kernels can take plans in which every KV head of a request has its own keys."""
 LATENT_DIMS = (576, 512)
@@ -96,7 +98,7 @@ class KernelSpec:
         group: query heads per KV head.
         variant: the hooks.
         tile: a row of the architecture's table.
-        delays: debugging aid (hopper_tile): every warp sleeps for random times between the steps of
+        delays: debugging aid (Hopper): every warp sleeps for random times between the steps of
             its role, which must not change a bit of the result. See hopper/delays.py.
         trace: the kernel writes time stamps of every item (cute_attn/abi/trace.py); its results are
             the same.
@@ -172,8 +174,10 @@ class KernelSpec:
             )
         if self.loader not in LOADERS:
             reasons.append(f"loader is {self.loader!r}; known: {', '.join(LOADERS)}")
-        if self.delays and self.schedule != "hopper_tile":
-            reasons.append(f"delays is True; {self.schedule!r} has none, only 'hopper_tile' has")
+        if self.delays and self.schedule not in DELAYED:
+            reasons.append(
+                f"delays is True; {self.schedule!r} has none, {' and '.join(DELAYED)} have"
+            )
         if self.trace and self.schedule not in TRACED:
             reasons.append(f"trace is True; {self.schedule!r} has none, {', '.join(TRACED)} have")
         if self.fixed_pieces and self.schedule != "ampere_decode":

@@ -17,18 +17,21 @@ INCLUDE = "#include <cute_attn/hopper/random_delay.hpp>\n"
 
 # Beginnings of the statements that get a delay, in words of the templates.
 POINTS = {
-    "a ring's barrier, waited for": r"(?:smem\.\w+\[[\w.]+\]|full|empty\[[\w.]+\])\.wait\(",
+    "a ring's barrier, waited for": (
+        r"(?:smem\.\w+\[[\w.]+\](?:\[[\w()]+\])?|full|empty\[[\w.]+\])\.wait\("
+    ),
     "a full barrier, arrived at": r"(?:smem\.\w+\[[\w.]+\]|full)\.arrive(?:_and_expect_tx)?\(",
     "a stage, released": r"empty\.arrive\(",
     "an item, published": r"publish_item<|smem\.item\[.*\] = |record = ",
     "a TMA copy": r"cute::SM90_TMA_LOAD_\dD::copy\(",
-    "a copy by cp.async": r"Rows\w?::copy\(|Queries::load\(",
+    "a copy by cp.async": r"Rows\w?::copy\(|Queries::load\(|copy_panels<",
     "a copy, reported": r"arrive_when_copied\(|cute::cp_async_wait<",
-    "a product, issued": r"issue_(?:qk|pv)<",
+    "a product, issued": r"issue_(?:qk|pv|shared_pv)<",
     "a product, waited for": r"cute::warpgroup_wait<",
     "V rows, zeroed": r"zero_rows<",
     "a fence": r"__threadfence(?:_block)?\(\)|cutlass::arch::fence_view_async_shared\(\)",
-    "a named barrier": r"cutlass::arch::NamedBarrier::sync\(",
+    "a named barrier": r"cutlass::arch::NamedBarrier::sync\(|barrier_sync\(|sync_of<|arrive_of<",
+    "probabilities, shared": r"share_probabilities\(|rows\.(?:leave|publish)\(",
     "output rows": r"store_row(?:_by_lines<[^>]*>)?\(|Output::(?:write_\w+|merge)\(",
     "a piece": r"store_partial_row<[^>]*>\(|merges\.(?:arrive|find_share)\(",
 }

@@ -14,6 +14,7 @@ from cute_attn.codegen.params import cpp_struct
 from cute_attn.codegen.render import render
 from cute_attn.codegen.source import GeneratedKernel
 from cute_attn.codegen.spec import LATENT_DIMS, KernelSpec, Tile, UnsupportedSpecError
+from cute_attn.hopper.delays import expand, with_delays
 from cute_attn.hopper.emit import include_dirs
 from cute_attn.hopper.equations import SMEM_PER_BLOCK
 from cute_attn.variants import Variant
@@ -131,5 +132,10 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         band_right=band_right,
     )
     return GeneratedKernel.of_spec(
-        spec, number_lines(text), used, params, include_dirs(), dependent_launch=True
+        spec,
+        number_lines(with_delays(expand(text)) if spec.delays else text),
+        used,
+        params,
+        include_dirs(),
+        dependent_launch=True,
     )

@@ -69,7 +69,7 @@ def test_reasons() -> None:
     reasons = wrong.basic_reasons()
     assert [r.split()[0] for r in reasons] == ["arch", "dtype", "loader", "group"]
     elsewhere = replace(SPEC, schedule="ampere_tile", delays=True).basic_reasons()
-    assert elsewhere == ["delays is True; 'ampere_tile' has none, only 'hopper_tile' has"]
+    assert elsewhere == ["delays is True; 'ampere_tile' has none, hopper_tile and hopper_mla have"]
     with pytest.raises(UnsupportedSpecError, match="sm_70") as caught:
         raise UnsupportedSpecError(wrong.name, reasons)
     assert caught.value.reasons == reasons

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -55,17 +55,30 @@ CASES = [
 ]
 
 
+DELAYED = [
+    LatentCase(128, 64),
+    LatentCase(16, 16),
+    LatentCase(128, 1),
+    LatentCase(12, 1),
+    LatentCase(96, 16),
+    LatentCase(16, 0),
+]
+"""Cases that run with random delays: every loader, queries by boxes and row by row."""
+
+
 def kernels(arch: str) -> list[KernelSpec]:
     """Of all cases; there are none for other architectures."""
     if arch != "sm_90a":
         return []
-    return [
-        choose(
-            Problem(arch, c.dtype, 576, 512, c.heads, VARIANTS[c.variant], c.page_size or None),
-            rows=None,
-        )
-        for c in CASES
+    return [spec_of(case, arch) for case in CASES] + [
+        replace(spec_of(case, arch), delays=True) for case in DELAYED
     ]
+
+
+def spec_of(case: LatentCase, arch: str) -> KernelSpec:
+    """The kernel of a case."""
+    variant, page_size = VARIANTS[case.variant], case.page_size or None
+    return choose(Problem(arch, case.dtype, 576, 512, case.heads, variant, page_size), rows=None)
 
 
 @dataclass

@@ -10,11 +10,13 @@ import torch
 
 import cute_attn.flashinfer as flashinfer
 from cute_attn import BatchAttention, BatchMLA, DeviceKV, PagedKV, RaggedKV
+from cute_attn.api import dispatch
 from tests.gpu import oracle64
 from tests.gpu.check import BOUNDS, LSE_BOUND
 from tests.gpu.mla import (
     BORDERS,
     CASES,
+    DELAYED,
     DTYPES,
     SPLIT,
     VARIANTS,
@@ -23,6 +25,7 @@ from tests.gpu.mla import (
     make,
     oracle_arguments,
 )
+from tests.gpu.test_delays import choose_delayed
 
 pytestmark = pytest.mark.gpu
 
@@ -216,6 +219,49 @@ def test_batch_invariance(device: torch.device) -> None:
         alone = BatchMLA(128, device=device, batch_invariant=True)
         alone.plan([0, batch.q_lens[i]], own)
         assert torch.equal(alone.run(batch.q[rows], batch.cache), together[rows]), n
+
+
+@pytest.mark.timeout(60, method="thread")  # a hang is what a missing arrival looks like
+@pytest.mark.parametrize("case", DELAYED, ids=str)
+def test_delays_change_no_bit(
+    case: LatentCase,
+    device: torch.device,
+    record: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Warps that sleep at random between the steps of their roles (hopper/delays.py)."""
+    lengths = [64 * (i % 9) + i % 5 * (i % 2) for i in range(400)]
+    for kv_lens in (lengths, [3000, 1700]):
+        batch = make(case, kv_lens, device, seed=5)
+        ramp = torch.linspace(3, 0.2, 576, device=device)  # references rise now and then
+        batch.q *= ramp.to(batch.q.dtype)
+        plain = planned(case, batch, device)
+        want, want_lse = plain.run(batch.q, batch.cache, return_lse=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(dispatch, "choose", choose_delayed)
+            delayed = planned(case, batch, device)
+        (kernel,) = delayed.attention.kernels
+        assert kernel.spec is not None and kernel.spec.delays
+        for _ in range(6):
+            out = torch.full_like(want, torch.nan)
+            got, lse = delayed.run(batch.q, batch.cache, out=out, return_lse=True)
+            assert torch.equal(got, want) and torch.equal(lse, want_lse)
+    record("G", f"delays: mla {case}", launches=12, different=0)
+
+
+def test_a_thousand_launches_give_the_same_bits(device: torch.device) -> None:
+    case = LatentCase(128, 64, tokens=(1,))
+    batch = make(case, [5000, 300, 1000], device)
+    mla = planned(case, batch, device)
+    want, want_lse = mla.run(batch.q, batch.cache, return_lse=True)
+    outs = torch.empty(10, *want.shape, dtype=want.dtype, device=device)
+    lses = torch.empty(10, *want_lse.shape, device=device)
+    for _ in range(100):
+        outs.fill_(torch.nan)
+        for out, lse in zip(outs, lses, strict=True):
+            mla.run(batch.q, batch.cache, out=out, lse=lse)
+        assert torch.equal(outs, want.expand_as(outs))
+        assert torch.equal(lses, want_lse.expand_as(lses))
 
 
 def test_on_device_plans(device: torch.device) -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from cute_attn import build, choose, hopper
-from cute_attn.api.dispatch import Problem
+from cute_attn import build, choose
+from cute_attn.api.dispatch import Problem, emit
 from cute_attn.codegen.spec import KernelSpec
 from cute_attn.hopper.delays import INCLUDE, POINTS, expand, with_delays
 from cute_attn.runtime import count_opcodes
@@ -30,20 +30,24 @@ def spec(
 
 SPECS = [spec(*case) for case in ((None,), (None, 3), (16,), (3,), (3, 3), (3, 4, 256))]
 SPECS += [spec(16, variant=causal() & rope()), spec(3, variant=rope())]
+SPECS += [
+    choose(Problem("sm_90a", "bf16", 576, 512, group, causal(), page_size), rows=None)
+    for group, page_size in ((128, 64), (12, 1))
+]
 
 
 @pytest.mark.parametrize("plain", SPECS, ids=lambda s: s.name)
 def test_without_its_delays_it_is_the_plain_kernel(plain: KernelSpec) -> None:
     delayed = replace(plain, delays=True)
-    text = hopper.emit(delayed).text
+    text = emit(delayed).text
     assert len(DELAY.findall(text)) >= 30 and text.count(INCLUDE) == 1
-    assert "random_delay" not in hopper.emit(plain).text
+    assert "random_delay" not in emit(plain).text
     without = DELAY.sub("", text).replace(INCLUDE, "")
-    assert without.replace(delayed.name, plain.name) == expand(hopper.emit(plain).text)
+    assert without.replace(delayed.name, plain.name) == expand(emit(plain).text)
 
 
 def test_every_delay_has_a_place_of_its_own() -> None:
-    places = re.findall(r"random_delay\((\d+)\);", hopper.emit(replace(SPECS[0], delays=True)).text)
+    places = re.findall(r"random_delay\((\d+)\);", emit(replace(SPECS[0], delays=True)).text)
     assert len(set(places)) == len(places)
 
 
@@ -51,15 +55,16 @@ def test_every_delay_has_a_place_of_its_own() -> None:
 def test_every_point_occurs(point: str) -> None:
     """A template that words it otherwise would lose the delay without a sign."""
     delayed = re.compile(rf"random_delay\(\d+\);\n +(?:if \(.*\) )?(?:{POINTS[point]})")
-    assert any(delayed.search(hopper.emit(replace(s, delays=True)).text) for s in SPECS)
+    assert any(delayed.search(emit(replace(s, delays=True)).text) for s in SPECS)
 
 
 @pytest.mark.parametrize("plain", SPECS, ids=lambda s: s.name)
 def test_everything_that_orders_warps_is_delayed(plain: KernelSpec) -> None:
     """Every wait, arrival, fence, product and bulk copy of the source, found by its name alone."""
-    text = hopper.emit(replace(plain, delays=True)).text
+    text = emit(replace(plain, delays=True)).text
     words = r"\.wait\(|\.arrive(?:_and_expect_tx)?\(|arrive_when_copied\(smem|NamedBarrier::sync\("
     words += r"|fence_view_async_shared\(|threadfence\(|issue_(?:qk|pv)<|warpgroup_wait<|TMA_LOAD_"
+    words += r"|sync_of<\w+(?:, \d+)?>\(|arrive_of<\w+>\(|barrier_sync\(k|issue_shared_pv<"
     lines = text.split("\n")
     found = [i for i, line in enumerate(lines) if re.search(words, line.partition("//")[0])]
     assert len(found) >= 20

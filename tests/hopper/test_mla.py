@@ -97,7 +97,7 @@ def test_other_architectures_and_options_are_refused() -> None:
             spec_of(arch=arch)
     with pytest.raises(UnsupportedSpecError, match="dtype is 'e4m3'"):
         spec_of(dtype="e4m3")
-    for name in ("trace", "delays", "fixed_pieces", "per_head"):
+    for name in ("trace", "fixed_pieces", "per_head"):
         with pytest.raises(UnsupportedSpecError, match=f"{name} is True"):
             dispatch.emit(replace(spec_of(), **{name: True}))
     with pytest.raises(UnsupportedSpecError, match="there is one"):
