@@ -44,6 +44,7 @@ from tests.gpu import (
     row_cases,
     sparse,
     stress,
+    transformers_cases,
     tuning_cases,
     variant_cases,
 )
@@ -151,7 +152,7 @@ def behaviour_kernels(arch: str) -> list[AnyKernel]:
     specs += invariant_kernels(arch)
     for cases in (
         variant_cases, row_cases, function_cases, own_template, dual_chunk, tuning_cases, sparse,
-        fp8, mla,
+        fp8, mla, transformers_cases,
     ):  # fmt: skip
         specs += cases.kernels(arch)
     if arch == "sm_90a":  # see test_rising, test_neighbours, test_queries
