@@ -63,6 +63,7 @@ LONG_KERNELS = (  # dtype, head_dim, variant, group: see test_long
 )
 APPENDS = (
     ("bf16", 128, None),
+    ("bf16", 64, None),
     ("fp16", 64, "half_split"),
     ("bf16", 128, "interleaved"),
     ("bf16", 80, "half_split"),

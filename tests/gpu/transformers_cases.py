@@ -25,8 +25,8 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     "GptOss": (causal() & attention_sinks(), _WINDOW & attention_sinks()),
 }
 """Of the layers of an architecture."""
-PROMPT, STEPS = 29, 3
-"""Tokens of a prompt, and decodes behind it."""
+PROMPT = 29
+"""Tokens."""
 PAGES: dict[str, tuple[int | None, ...]] = {"Llama": (1, 16, None), "GptOss": (1, 16, None)}
 """Left padding reads the cache as pages of one key; continuous batching has pages of 16, and
 gathers what windows and prompts see."""
@@ -43,5 +43,6 @@ def kernels(arch: str) -> list[KernelSpec]:
                 found += [
                     choose(problem, rows=PROMPT * GROUP, tiles_per_sm=1),
                     choose(problem, rows=GROUP, tiles_per_sm=1),
+                    choose(problem, rows=16, tiles_per_sm=1),  # a few tokens
                 ]
     return list(dict.fromkeys(found))
