@@ -15,6 +15,7 @@ COMMANDS = {
     "A": "python -m perf.bench_prefill",
     "B": "python -m perf.bench_prefill --section B",
     "C": "python -m perf.bench_decode",
+    "D": "python -m perf.bench_mla",
     "H": "python -m perf.bench_prefill --section H",
     "K": "python -m perf.bench_prefill --section K",
     "M": "python -m perf.bench_prefill --section M",
