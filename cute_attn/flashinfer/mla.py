@@ -78,7 +78,8 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         Waits for the device if row pointers or lengths are there.
 
         Args:
-            qo_indptr, kv_indptr: (num_requests + 1,) integers; kv_indptr counts pages.
+            qo_indptr, kv_indptr: (num_requests + 1,) integers; kv_indptr counts pages, and may be
+                longer.
             kv_indices: page numbers.
             kv_len_arr: (num_requests,) keys of each request.
             num_heads: query heads.
@@ -105,6 +106,12 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         rows, begin, length = arguments.to_host(
             qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_len_arr=kv_len_arr
         )
+        if len(begin) <= len(length):
+            raise ValueError(
+                f"kv_indptr has {len(begin)} entries; {len(length)} requests (kv_len_arr) take one"
+                " more than there are of them"
+            )
+        begin = begin[: len(length) + 1]  # kv_len_arr says how many requests there are
         pages = begin[1:] - begin[:-1]
         last = length - (pages - 1).clamp(min=0) * page_size
         self._plan_step(
@@ -161,7 +168,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
                 tensor (`cute_attn.BatchMLA` takes them as one).
             ckv_cache, kpe_cache: (pages, page_size, 512) and (pages, page_size, 64), strided.
             out: (q_tokens, num_heads, 512), to be written.
-            lse: (q_tokens, num_heads) float32, to be written.
+            lse: (q_tokens, num_heads) float32, to be written, whether it is returned or not.
             return_lse: also return the log-sum-exp.
             kv_len, page_table: must be None: plan() has them.
             return_lse_base_on_e: natural logarithm instead of base 2.
@@ -199,6 +206,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             lse=lse,
             return_lse=return_lse,
         )
-        if return_lse and return_lse_base_on_e:
-            result[1].div_(LOG2_E)
+        logs = result[1] if return_lse else lse
+        if logs is not None and return_lse_base_on_e:
+            logs.div_(LOG2_E)
         return result

@@ -277,11 +277,13 @@ class VariableBlockSparseAttentionWrapper(Wrapper):
         if out is None:
             out = torch.empty_like(q, dtype=step.o_dtype)
         rows, given = q.transpose(0, 1), arguments.tensor("out", out).transpose(0, 1)
-        result = self._run(rows, k, v, out=given, lse=None, return_lse=return_lse)
-        if not return_lse:
+        written = return_lse or lse is not None
+        result = self._run(rows, k, v, out=given, lse=None, return_lse=written)
+        if not written:
             return out
         logs = result[1].t()
-        return out, logs.contiguous() if lse is None else lse.copy_(logs)
+        logs = logs.contiguous() if lse is None else lse.copy_(logs)
+        return (out, logs) if return_lse else out
 
     def forward(
         self,

@@ -223,6 +223,7 @@ class Wrapper:
         """Attention of the planned step.
 
         Args:
+            lse: written, whether it is returned or not.
             scale: factor of the softmax scale.
             v_scale: factor of the output.
             sinks: (num_qo_heads,) logits.
@@ -247,18 +248,20 @@ class Wrapper:
         if out is not None and out.dtype != step.o_dtype:
             raise TypeError(f"out has dtype {out.dtype}; planned for {step.o_dtype}")
         own = out if step.o_dtype == step.dtype else None
+        written = return_lse or lse is not None  # one that is given is written in any case
         result = self._engine.run(
             q,
             k,
             v,
             out=own,
-            lse=lse if return_lse else None,
-            return_lse=return_lse,
+            lse=lse,
+            return_lse=written,
             sm_scale=sm_scale,
             tensors=tensors,
         )
-        found, logs = result if return_lse else (result, None)
-        return finish(found, logs, out, step.o_dtype, v_scale)
+        found, logs = result if written else (result, None)
+        result = finish(found, logs, out, step.o_dtype, v_scale)
+        return result if return_lse or not written else result[0]
 
 
 def finish(

@@ -21,6 +21,7 @@ FILES = (
     "attention/test_batch_prefill_kernels.py",
     "attention/test_block_sparse.py",
     "attention/test_decode_prefill_lse.py",
+    "attention/test_deepseek_mla.py",
     "attention/test_hopper.py",
     "attention/test_logits_cap.py",
     "attention/test_mla_page.py",
@@ -39,7 +40,7 @@ FILES = (
 """Below `tests`: attention on GPUs that there are kernels for, and what goes with it.
 
 Not among them are files of other GPUs and backends (blackwell, cudnn, cute_dsl, trtllm, xqa, vsa,
-sm120, ts, fmha_v2, modular), of fp8 and fp4 alone, of MLA, of several GPUs, and of what is no
+sm120, ts, fmha_v2, modular), of fp8 and fp4 alone, of several GPUs, and of what is no
 attention (test_rope is about rotating tensors in memory).
 """
 

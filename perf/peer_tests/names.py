@@ -116,6 +116,8 @@ def _utils() -> ModuleType:
         get_compute_capability=get_compute_capability,
         has_flashinfer_jit_cache=lambda: True,  # nothing is to be compiled beforehand
         is_sm90a_supported=lambda device: get_compute_capability(device)[0] == 9,
+        is_sm100a_supported=lambda device: get_compute_capability(device) == (10, 0),
+        is_sm110a_supported=lambda device: get_compute_capability(device) == (11, 0),
     )
     return module
 

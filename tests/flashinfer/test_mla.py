@@ -72,6 +72,29 @@ def test_against_dense(is_causal: bool) -> None:
         row += q_len
 
 
+def test_buffers_are_written_also_where_nothing_asks_for_lse() -> None:
+    kv_lens, q_lens = [40, 3], [1, 2]
+    given = tensors(kv_lens, q_lens)
+    wrapper = planned(kv_lens, q_lens, is_causal=True)
+    out, lse = wrapper.run(*given, return_lse=True)
+    out_buffer, lse_buffer = torch.empty_like(out), torch.empty_like(lse)
+    assert wrapper.run(*given, out=out_buffer, lse=lse_buffer) is out_buffer
+    assert torch.equal(out_buffer, out) and torch.equal(lse_buffer, lse)
+    wrapper.run(*given, lse=lse_buffer, return_lse_base_on_e=True)
+    torch.testing.assert_close(lse_buffer * (1 / math.log(2)), lse)
+
+
+def test_row_pointers_may_be_longer_than_the_requests() -> None:
+    kv_lens, q_lens = [40, 3], [1, 2]
+    given = tensors(kv_lens, q_lens)
+    want = planned(kv_lens, q_lens, is_causal=True).run(*given)
+    longer = torch.tensor([0, 3, 4, 99, 7])
+    got = planned(kv_lens, q_lens, is_causal=True, kv_indptr=longer).run(*given)
+    assert torch.equal(got, want)
+    with pytest.raises(ValueError, match="kv_indptr has 2 entries; 2 requests"):
+        planned(kv_lens, q_lens, is_causal=True, kv_indptr=torch.tensor([0, 3]))
+
+
 def test_what_is_not_there_is_refused() -> None:
     kv_lens, q_lens = [40], [1]
     given = tensors(kv_lens, q_lens)

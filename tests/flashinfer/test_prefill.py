@@ -35,9 +35,9 @@ def test_paged(page_size: int, layout: str, causal: bool) -> None:
     wrapper = paged(cache, layout=layout, causal=causal)
     mask = oracle.mask_of("causal") if causal else None
     check(wrapper.run(q, cache.pair, return_lse=True), expected(q, cache, mask=mask))
-    out = torch.empty(ROWS, 4, 64)
-    assert wrapper.run(q, cache.whole, out=out) is out
-    check(out, expected(q, cache, mask=mask))
+    out, lse = torch.empty(ROWS, 4, 64), torch.empty(ROWS, 4)
+    assert wrapper.run(q, cache.whole, out=out, lse=lse) is out
+    check((out, lse), expected(q, cache, mask=mask))
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])

@@ -66,8 +66,9 @@ def test_blocks_of_any_size() -> None:
             q[head][:, None], *own, mask=lambda i, j, d=dense: d.numpy()[i - keys + tokens, j]
         )
         check((out[head][:, None], lse[head][:, None]), want)
-    given = torch.empty_like(q)
-    assert wrapper.run(q, k, v, out=given) is given and torch.equal(given, out)
+    given, logs = torch.empty_like(q), torch.empty_like(lse)
+    assert wrapper.run(q, k, v, out=given, lse=logs) is given and torch.equal(given, out)
+    assert torch.equal(logs, lse)
     with pytest.raises(ValueError, match=r"block_row_sz adds up to \[9, 10\]"):
         wrapper.plan(pattern, row_sizes + torch.tensor([[0] * 3, [0, 0, 1]]), *arguments[1:])
     with pytest.raises(ValueError, match=r"k has shape \(2, 20, 32\); it takes \(2, tokens, 64\)"):
