@@ -132,7 +132,7 @@ def test_refusals_say_what_to_do() -> None:
         flashinfer.single_decode_with_kv_cache(q, k, k)
     with pytest.raises(ValueError, match="logits_soft_cap is -1"):
         single(q, k, k, logits_soft_cap=-1)
-    with pytest.raises(NotImplementedError, match="has no BatchMLAPagedAttentionWrapper: absorbed"):
-        flashinfer.BatchMLAPagedAttentionWrapper(q)
+    with pytest.raises(NotImplementedError, match="has no xqa_mla: absorbed"):
+        flashinfer.xqa_mla(q)
     with pytest.raises(AttributeError, match=r"rmsnorm.*docs/flashinfer\.md"):
         flashinfer.rmsnorm  # noqa: B018
