@@ -108,9 +108,9 @@ def known_schedules() -> tuple[str, ...]:
 def costs_of(schedule: str) -> str:
     """The built-in schedule whose costs and times a schedule has."""
     own = REGISTERED.get(schedule)
-    if schedule == HOPPER_MLA:
-        return HOPPER_TILE  # whose tables have a row for its head dims
-    return schedule if own is None else own.costs_like
+    like = schedule if own is None else own.costs_like
+    # Its head dims have a row in the tables of the other Hopper kernel.
+    return HOPPER_TILE if like == HOPPER_MLA else like
 
 
 def schedules(problem: Problem, rows: int | None) -> list[str]:

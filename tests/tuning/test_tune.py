@@ -256,7 +256,8 @@ def test_candidates_are_feasible_and_have_json() -> None:
     found = contests(default_steps(), "sm_90a", 132)
     kernels = {spec for one in found for spec in one.specs.values()}
     assert len(kernels) >= 200
-    assert {spec.schedule for spec in kernels} == set(dispatch.BUILT_IN_SCHEDULES)
+    # That of latent rows has one tile.
+    assert {spec.schedule for spec in kernels} == {*dispatch.BUILT_IN_SCHEDULES} - {"hopper_mla"}
     assert not [spec for spec in kernels if dispatch.supports(spec)]
     for one in found:
         assert all(math.isfinite(us) and us > 0 for us in one.predicted_us.values())
