@@ -75,7 +75,8 @@ class BatchAttention:
             `Constants`; default: CUTE_ATTN_COST_FILE, else the user's file for it, if there is
             one, else those of an H200 (docs/calibration.md). Not on the CPU.
         schedule: force a kernel family: "hopper_tile", "ampere_tile", "ampere_decode" (latent rows:
-            "hopper_mla") or one of `register_template`; default: chosen by the device and the lengths at every plan().
+            "hopper_mla") or one of `register_template`; default: chosen by the device and the
+            lengths at every plan().
         bundle: of `load_bundle`: all kernels come out of it, nothing is compiled, and steps for
             which it has none are refused (docs/export.md). Not on the CPU.
         tuning: kernels that `cute-attn tune` has found faster: None takes them from the databases
